@@ -1,6 +1,5 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
-#include <caffe2/serialize/inline_container.h>
 #include <gtest/gtest.h>
 #include <heed/weights.h>
 #include <malloc.h>
@@ -9,20 +8,20 @@
 #include <ctime>
 #include <fstream>
 #include <iostream>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "support/pickles.h"
+#include "support/archives.h"
 #include "support/seeds.h"
 #include "support/weight_files.h"
+#include "unit/weights/random_files.h"
 
 /// Whatever a file of up to 32 MB holds, reading it takes at most 2 s of one core and 1 GB besides
 /// the loaded values.
 namespace heed::test::weight_bounds {
 namespace {
 
-using namespace pickles;
+using namespace archives;
 
 #if defined(__SANITIZE_ADDRESS__)
 constexpr double kSeconds = 100;
@@ -31,105 +30,6 @@ constexpr int64_t kMegabytes = 8'000;
 constexpr double kSeconds = 20;  // ten times the bound: it tells linear from quadratic work
 constexpr int64_t kMegabytes = 1'000;
 #endif
-
-std::string get(uint8_t index) { return std::string("h") + static_cast<char>(index); }
-std::string put(uint8_t index) { return std::string("q") + static_cast<char>(index); }
-
-std::string name_of(int number) { return text("w" + std::to_string(number)); }
-
-/// As torch.jit.save writes it: code is compressed, and nothing else.
-std::string script_archive(const std::string& pickle, const Records& code) {
-  std::string archive;
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* bytes, size_t count) {
-    archive.append(static_cast<const char*>(bytes), count);
-    return count;
-  });
-  for (const auto& [name, bytes] : saved(pickle)) {
-    writer.writeRecord(name, bytes.data(), bytes.size());
-  }
-  for (const auto& [name, bytes] : code) {
-    writer.writeRecord(name, bytes.data(), bytes.size(), /*compress=*/true);
-  }
-  writer.writeEndOfFile();
-  return archive;
-}
-
-/// The header of a safetensors file without data, and its size.
-std::string with_size(const std::string& header) {
-  return bytes_of(static_cast<uint64_t>(header.size())) + header;
-}
-
-/// A record of a zip archive, and where the directory says that it is.
-struct ZipRecord {
-  std::string name;
-  uint64_t header, size;
-};
-
-std::string zip_header(const std::string& name, uint64_t size) {
-  const auto sizes = bytes_of(static_cast<uint32_t>(size)) + bytes_of(static_cast<uint32_t>(size));
-  return "PK\3\4" + std::string(14, '\0') + sizes + bytes_of(static_cast<uint16_t>(name.size())) +
-         std::string(2, '\0') + name;
-}
-
-/// An archive whose directory is given, with a 64-bit end, which has room for any count.
-std::string with_directory(const std::string& data, const std::vector<ZipRecord>& records) {
-  std::string directory;
-  for (const auto& [name, header, size] : records) {
-    const auto size32 = bytes_of(static_cast<uint32_t>(size));
-    directory += "PK\1\2" + std::string(16, '\0') + size32 + size32 +
-                 bytes_of(static_cast<uint16_t>(name.size())) + std::string(12, '\0') +
-                 bytes_of(static_cast<uint32_t>(header)) + name;
-  }
-  const auto count = bytes_of(static_cast<uint64_t>(records.size()));
-  const auto end = static_cast<uint64_t>(data.size() + directory.size());
-  return data + directory + "PK\6\6" + std::string(20, '\0') + count + count +
-         bytes_of(static_cast<uint64_t>(directory.size())) +
-         bytes_of(static_cast<uint64_t>(data.size())) + "PK\6\7" + std::string(4, '\0') +
-         bytes_of(end) + std::string(4, '\0') + "PK\5\6" + std::string(4, '\0') +
-         std::string(12, '\xff') + std::string(2, '\0');
-}
-
-/// A sound archive, of any number of records.
-std::string zip_of(const Records& records) {
-  std::string data;
-  std::vector<ZipRecord> places;
-  for (const auto& [name, bytes] : records) {
-    places.push_back({name, data.size(), bytes.size()});
-    data += zip_header(name, bytes.size()) + bytes;
-  }
-  return with_directory(data, places);
-}
-
-/// Adds the folder and the version that torch.save and torch.export.save write.
-Records in_archive(const Records& records) {
-  Records found{{"archive/version", "3\n"}};
-  for (const auto& [name, bytes] : records) found["archive/" + name] = bytes;
-  return found;
-}
-
-/// A program of torch.export with these weights by name, each with its JSON.
-Records exported(const std::string& weights, const std::string& constants = "") {
-  const auto config = [](const std::string& entries) { return "{\"config\":{" + entries + "}}"; };
-  return {{"archive_format", "pt2"},
-          {"archive_version", "0"},
-          {"byteorder", "little"},
-          {"models/model.json", "{}"},
-          {"data/weights/weight_0", numbers_to(6)},
-          {"data/weights/model_weights_config.json", config(weights)},
-          {"data/constants/model_constants_config.json", config(constants)}};
-}
-
-std::string number_json(int64_t value) { return "{\"as_int\":" + std::to_string(value) + "}"; }
-
-/// The JSON of a weight of a program.
-std::string weight_json(const std::string& record, const std::string& sizes,
-                        const std::string& strides, bool pickled = false) {
-  return "{\"path_name\":\"" + record + "\",\"use_pickle\":" + (pickled ? "true" : "false") +
-         ",\"tensor_meta\":{\"dtype\":7,\"sizes\":[" + sizes + "],\"strides\":[" + strides +
-         "],\"storage_offset\":" + number_json(0) + ",\"layout\":7}}";
-}
-
-std::string in_quotes(const std::string& text) { return '"' + text + '"'; }
 
 class WeightBounds : public WeightFiles {
  protected:
@@ -422,244 +322,11 @@ TEST_F(WeightBounds, HoldOfManyWeightsOfAProgram) {
   EXPECT_TRUE(fits_in_part(zip_of(in_archive(all)), "weights that are archives"));
 }
 
-/// Grammars of the formats, whose parts are drawn, repeated and nested.
-class RandomPickle {
- public:
-  explicit RandomPickle(uint32_t seed) : random_(seed) {}
-
-  std::string file() {
-    std::string root = text("w0") + kWhole + put(0) + text("l") + "](NNe" + put(1) + text("d") +
-                       dict(text("x") + get(0)) + put(2) + text("g") + global("a", "b") + put(3);
-    const auto kinds = 1 + random_() % 4;
-    for (uint32_t kind = 0; kind < kinds; ++kind) root += many();
-    const bool is_script = random_() % 2 == 0;
-    const auto body = dict(root);
-    if (!is_script) return archive_of(saved(pickle(body)));
-    return script_archive(pickle(global("__torch__", "M") + ")\x81" + body + 'b'),
-                          {{"code/__torch__.py", "class M(Module):\n  __parameters__ = [\"w0\"]\n" +
-                                                     std::string(random_() % 60'000'000, 'x')}});
-  }
-
- private:
-  std::string value() {
-    switch (random_() % 12) {
-      case 0:
-        return tensor(integer(2), integer(1));
-      case 1:
-        return tensor(integer(3), integer(1), 0, storage("BoolStorage", 24));
-      case 2:
-        return "](" + repeated(value_of_memo(), 10) + 'e';
-      case 3:
-        return tuple(repeated(value_of_memo(), 10));
-      case 4:
-        return call(value_of_memo(), "");
-      case 5:
-        return global("__torch__", "M") + ")\x81" + dict(text("x") + value_of_memo()) + 'b';
-      case 6:
-        return global("torch.jit._pickle", "restore_type_tag") + tuple(value_of_memo()) + 'R';
-      case 7:
-        return "N";
-      default:
-        return value_of_memo();
-    }
-  }
-
-  std::string value_of_memo() { return get(static_cast<uint8_t>(random_() % 4)); }
-
-  std::string repeated(const std::string& part, uint32_t most) {
-    std::string whole;
-    for (uint32_t i = 0, count = random_() % most; i < count; ++i) whole += part;
-    return whole;
-  }
-
-  /// Entries of up to 4 MB, all of one kind.
-  std::string many() {
-    const auto one = value();
-    const auto most = 4'000'000 / (one.size() + 8);
-    std::string entries;
-    for (size_t i = 0, count = random_() % most; i < count; ++i) {
-      entries += name_of(next_++) + one;
-    }
-    return entries;
-  }
-
-  std::minstd_rand random_;
-  int next_ = 1;
-};
-
-/// A header of a safetensors file, or of its index: entries that are drawn and repeated.
-class RandomHeader {
- public:
-  explicit RandomHeader(uint32_t seed) : random_(seed) {}
-
-  std::string safetensors() {
-    auto header = "{" + in_quotes("w0") + R"(:{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]})";
-    data_ = 24;
-    for (auto kinds = 1 + random_() % 4; kinds-- > 0;) header += entries(random_() % 8);
-    header += random_() % 3 == 0 ? ",\"w0\":{}" : "";
-    header += random_() % 3 == 0 ? std::string(random_() % 4'000'000, ' ') : "";
-    header += random_() % 3 == 0 ? "" : "}";
-    return with_size(header) + std::string(data_, '\1');
-  }
-
-  std::string index() {
-    auto text = std::string("{");
-    for (auto kinds = 1 + random_() % 4; kinds-- > 0;) text += beside(random_() % 4) + ',';
-    text += "\"weight_map\":{\"w0\":\"shard\"";
-    const auto name = random_() % 2 == 0 ? std::string("shard") : std::string("s") + kEscape;
-    for (auto count = random_() % 330'000; count-- > 0;) {
-      text += ",\"" + std::to_string(count) + "\":\"" + name + '"';
-    }
-    return text + (random_() % 3 == 0 ? "}" : "}}");
-  }
-
- private:
-  static constexpr auto kEscape = "\\u00e9\\ud83d\\ude00";
-
-  std::string entries(uint32_t kind) {
-    std::string text;
-    for (auto count = random_() % (kind == 6 ? 12 : 40'000); count-- > 0;) {
-      text += ',' + in_quotes(name(kind)) + ':' + value(kind);
-    }
-    return text;
-  }
-
-  std::string name(uint32_t kind) {
-    auto number = std::to_string(next_++);
-    if (kind == 5) return std::string(60, 'n') + number;
-    if (kind == 4) return kEscape + number;
-    return kind == 3 && next_ % 20'000 == 0 ? "__metadata__" : number;
-  }
-
-  std::string value(uint32_t kind) {
-    const auto offsets = [&](uint64_t size) {
-      const auto begin = std::to_string(data_);
-      data_ += size;
-      return R"(,"data_offsets":[)" + begin + ',' + std::to_string(data_) + "]}";
-    };
-    switch (kind) {
-      case 0:
-        return R"({"dtype":"BOOL","shape":[1])" + offsets(1);
-      case 1:
-        return R"({"dtype":"F4","shape":[1,2])" + offsets(1);
-      case 2: {
-        std::string shape = "0";
-        for (int i = 0; i < 60; ++i) shape += ",9";
-        return R"({"dtype":"F64","shape":[)" + shape + "]" + offsets(0);
-      }
-      case 6:
-        return R"({"dtype":)" + in_quotes(std::string(300'000, 'F')) + R"(,"shape":[])" +
-               offsets(random_() % 2);
-      case 7:
-        return next_ % 9'000 == 0 ? nested() : R"({"dtype":"I8","shape":[0])" + offsets(0);
-      default:
-        return R"({"shape":[0],"dtype":"F16")" + offsets(0);
-    }
-  }
-
-  std::string nested() { return std::string(random_() % 3'000'000, random_() % 2 ? '[' : '9'); }
-
-  /// A field that an index may have beside its map.
-  std::string beside(uint32_t kind) {
-    const auto name = in_quotes("b" + std::to_string(next_++)) + ':';
-    const auto size = random_() % 3'000'000;
-    if (kind == 0) return name + std::string(size, '[') + std::string(size, ']');
-    if (kind == 1) return name + std::string(size, '9');
-    if (kind == 2) return name + in_quotes(std::string(size, 'x'));
-    std::string items = "0";
-    for (uint32_t i = 0; i < size / 4; ++i) items += ",{}";
-    return name + '[' + items + ']';
-  }
-
-  std::minstd_rand random_;
-  int next_ = 1;
-  uint64_t data_ = 0;
-};
-
-/// A program of torch.export or AOTInductor, or a zip archive, of parts that are drawn.
-class RandomArchive {
- public:
-  explicit RandomArchive(uint32_t seed) : random_(seed) {}
-
-  std::string file() {
-    auto weights = in_quotes("w0") + ':' +
-                   weight_json("weight_0", number_json(2) + ',' + number_json(3),
-                               number_json(3) + ',' + number_json(1));
-    Records more;
-    for (auto kinds = 1 + random_() % 3; kinds-- > 0;) weights += entries(random_() % 7, more);
-    auto records = exported(weights, random_() % 3 == 0 ? weights : "");
-    if (random_() % 4 == 0) records["models/other.json"];
-    if (random_() % 4 == 0) compile(records);
-    more.merge(records);
-    for (auto count = random_() % 3 == 0 ? random_() % 60'000 : 0; count-- > 0;) {
-      more[std::string(random_() % 60, 'r') + std::to_string(count)] =
-          std::string(random_() % 9, 'x');
-    }
-    return zip_of(in_archive(more));
-  }
-
- private:
-  std::string entries(uint32_t kind, Records& more) {
-    const auto one = value(kind, more);
-    std::string text;
-    const auto most = 3'000'000 / (one.size() + 12) + 1;
-    for (auto count = random_() % most; count-- > 0;) {
-      text += ",\"w" + std::to_string(next_++) + "\":" + (kind == 1 ? value(1, more) : one);
-    }
-    return text;
-  }
-
-  std::string value(uint32_t kind, Records& more) {
-    switch (kind) {
-      case 0:
-        return weight_json("weight_0", "1", "1");
-      case 1: {
-        const auto record = "p" + std::to_string(next_);
-        more["data/weights/" + record] = tensor_file_;
-        return weight_json(record, "", "", /*pickled=*/true);
-      }
-      case 2: {
-        std::string ones = "1";
-        for (int i = 0; i < 63; ++i) ones += ",1";
-        return weight_json("weight_0", ones, ones);
-      }
-      case 3:
-        return weight_json("weight_0", "1000000,6", "0,1");
-      case 4:
-        return std::string(random_() % 3'000'000, '[');
-      case 5:
-        return weight_json(std::string(random_() % 300'000, 'w'), "1", "1");
-      default:
-        return "{\"path_name\":\"opaque\",\"use_pickle\":true,\"x\":[" + many_zeros() + "]}";
-    }
-  }
-
-  std::string many_zeros() {
-    std::string zeros = "0";
-    for (auto count = random_() % 400'000; count-- > 0;) zeros += ",0";
-    return zeros;
-  }
-
-  void compile(Records& records) {
-    records.erase("models/model.json");
-    std::string config = R"({"w0":["p0",[2,3],[3,1],0])";
-    for (auto count = random_() % 100'000; count-- > 0;) {
-      config += ",\"c" + std::to_string(count) + R"(":["p0",[6],[1],0])";
-    }
-    records["data/aotinductor/model/weights_config.json"] = config + '}';
-    records["data/weights/p0"] = tensor_file_;
-  }
-
-  const std::string tensor_file_ = zip_of(in_archive(saved(pickle(kWhole))));
-  std::minstd_rand random_;
-  int next_ = 1;
-};
-
 uint32_t drawn(uint32_t seed) { return static_cast<uint32_t>(moved(seed)); }
 
 TEST_F(WeightBounds, HoldOfRandomFiles) {
   for (uint32_t seed = 1; seed <= 20; ++seed) {
-    expect_bounded(RandomPickle(drawn(seed)).file(), "seed " + std::to_string(seed));
+    expect_bounded(random_pytorch_file(drawn(seed)), "seed " + std::to_string(seed));
   }
 }
 
@@ -667,14 +334,14 @@ TEST_F(WeightBounds, HoldOfRandomSafetensors) {
   write(directory_ / "shard",
         with_size(R"({"w0":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}})") + numbers_to(6));
   for (uint32_t seed = 1; seed <= 20; ++seed) {
-    expect_bounded(RandomHeader(drawn(seed)).safetensors(), "safetensors " + std::to_string(seed));
-    expect_bounded(RandomHeader(drawn(seed)).index(), "index " + std::to_string(seed));
+    expect_bounded(random_safetensors(drawn(seed)), "safetensors " + std::to_string(seed));
+    expect_bounded(random_index(drawn(seed)), "index " + std::to_string(seed));
   }
 }
 
 TEST_F(WeightBounds, HoldOfRandomArchives) {
   for (uint32_t seed = 1; seed <= 20; ++seed) {
-    expect_bounded(RandomArchive(drawn(seed)).file(), "archive " + std::to_string(seed));
+    expect_bounded(random_archive(drawn(seed)), "archive " + std::to_string(seed));
   }
 }
 
