@@ -51,6 +51,7 @@ heed::bench::Rows all_rows(const std::string& device, const std::string& sizes) 
   heed::bench::add_packed_rows(rows);
   heed::bench::add_paged_rows(rows);
   heed::bench::add_mask_rows(rows);
+  heed::bench::add_reach_rows(rows);
   heed::bench::add_linear_rows(rows);
   heed::bench::add_module_rows(rows);
   return rows;

@@ -5,18 +5,17 @@
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <heed/attend.h>
+#include <heed/block_mask.h>
 #include <heed/masks.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <numeric>
 #include <random>
 
+#include "attend_calls.h"
 #include "rows.h"
 #include "support/limits.h"
 
@@ -24,58 +23,21 @@ namespace heed::bench {
 
 namespace {
 
-struct MaskShape {
-  int64_t B, H, G, L, S, D;
-};
-
-/// A call of `attend`, with its gradients if query requires them.
-struct AttendCall {
-  at::Tensor query, key, value, output_gradient;
-  AttendOptions options;
-};
-
 /// The same queries, keys and values in both.
 struct MaskInputs {
   AttendCall ours, peer;
   at::Tensor mask;  // what ours hides beside causal, for SDPA
 };
 
-/// The output; in training the gradient of query, those of key and value computed too.
-at::Tensor finish_masked(const AttendCall& in, const at::Tensor& output) {
-  if (!in.query.requires_grad()) return output;
-  return torch::autograd::grad({output}, {in.query, in.key, in.value}, {in.output_gradient})
-      .front();
-}
-
-at::Tensor run_call(const AttendCall& in) {
-  return finish_masked(in, attend(in.query, in.key, in.value, in.options));
-}
-
 at::Tensor masked_heed(MaskInputs& in) { return run_call(in.ours); }
 at::Tensor masked_peer(MaskInputs& in) { return run_call(in.peer); }
 at::Tensor masked_sdpa(MaskInputs& in) {
-  const auto& [query, key, value, gradient, options] = in.ours;
-  return finish_masked(
-      in.ours, at::scaled_dot_product_attention(query, key, value, in.mask, /*dropout_p=*/0.0,
-                                                /*is_causal=*/false, /*scale=*/std::nullopt,
-                                                /*enable_gqa=*/query.size(1) != key.size(1)));
-}
-
-/// Heads in the memory of [B, L, H, D], as the modules split them.
-AttendCall make_call(const MaskShape& s, bool training) {
-  const auto heads = [&](int64_t length, int64_t count) {
-    return at::randn({s.B, length, count, s.D}).transpose(1, 2).requires_grad_(training);
-  };
-  return {heads(s.L, s.H),
-          heads(s.S, s.G),
-          heads(s.S, s.G),
-          at::randn({s.B, s.L, s.H, s.D}).transpose(1, 2),
-          {}};
-}
-
-std::string mask_name(const std::string& name, const MaskShape& s, bool training) {
-  return fmt::format("{}{}/{}x{}x{}x{}x{}", name, training ? "/training" : "", s.B, s.H, s.L, s.S,
-                     s.D);
+  const auto& query = in.ours.query;
+  const auto& key = in.ours.key;
+  return finish_call(in.ours, at::scaled_dot_product_attention(
+                                  query, key, in.ours.value, in.mask, /*dropout_p=*/0.0,
+                                  /*is_causal=*/false, /*scale=*/std::nullopt,
+                                  /*enable_gqa=*/query.size(1) != key.size(1)));
 }
 
 /// The share of the kernel's cells, so many queries of so many keys, in which some key is seen. For
@@ -113,7 +75,7 @@ at::Tensor as_sequence(const at::Tensor& batch) {
 
 /// Documents in one sequence, beside the same as a batch.
 void add_document_row(Rows& rows, bool by_ids, bool causal, bool training) {
-  const MaskShape s{1, 8, 8, 8192, 8192, 64};
+  const CallShape s{1, 8, 8, 8192, 8192, 64};
   const auto make = [=] {
     const auto ids = at::arange(s.L).div(s.L / kDocuments, "floor");
     MaskInputs in{make_call(s, training), {}, {}};
@@ -133,13 +95,13 @@ void add_document_row(Rows& rows, bool by_ids, bool causal, bool training) {
   traits.training = training;
   add_row<MaskInputs>(
       rows,
-      mask_name(fmt::format("documents/{}{}", by_ids ? "ids" : "mask", causal ? "_causal" : ""), s,
+      call_name(fmt::format("documents/{}{}", by_ids ? "ids" : "mask", causal ? "_causal" : ""), s,
                 training),
       traits, make, contestants);
 }
 
 /// A mask beside none. `target` is of the time that the tiles with seen keys would take.
-void add_masked_row(Rows& rows, const std::string& name, const MaskShape& s, bool training,
+void add_masked_row(Rows& rows, const std::string& name, const CallShape& s, bool training,
                     const std::function<at::Tensor()>& make_mask, double target) {
   const auto make = [=] {
     MaskInputs in{make_call(s, training), {}, make_mask()};
@@ -150,7 +112,7 @@ void add_masked_row(Rows& rows, const std::string& name, const MaskShape& s, boo
   const auto share = [](const MaskInputs& in) { return seen_share(in.mask); };
   RowTraits traits;
   traits.training = training;
-  add_row<MaskInputs>(rows, mask_name(name, s, training), traits, make,
+  add_row<MaskInputs>(rows, call_name(name, s, training), traits, make,
                       {{"heed", masked_heed},
                        {"no mask", masked_peer, target, no_result, /*may_refuse=*/false, share},
                        {"SDPA", masked_sdpa}});
@@ -195,9 +157,39 @@ at::Tensor dilated_mask(int64_t length, int64_t reach) {
   return (behind.abs() <= reach).logical_and(behind.remainder(2) == 0);
 }
 
+/// A mask by a rule beside the same as a tensor.
+template <typename Rule>
+void add_rule_row(Rows& rows, const std::string& name, bool training, const Rule& rule) {
+  const CallShape s{1, 8, 8, 8192, 8192, 64};
+  const auto make = [=] {
+    MaskInputs in{make_call(s, training), {}, {}};
+    in.peer = in.ours;
+    const BlockMask mask = make_block_mask(/*batch=*/1, /*heads=*/1, s.L, s.S, rule);
+    in.ours.options.block_mask(mask);
+    in.peer.options.mask(mask.mask());
+    return in;
+  };
+  RowTraits traits;
+  traits.training = training;
+  add_row<MaskInputs>(rows, call_name("rules/" + name, s, training), traits, make,
+                      {{"heed", masked_heed}, {"the same as a tensor", masked_peer, 1.0 / 1.03}});
+}
+
+void add_rule_rows(Rows& rows) {
+  for (const bool training : {false, true}) {
+    add_rule_row(rows, "strided128", training,
+                 [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) {
+                   return j <= i && (i - j < 128 || (i - j) % 128 == 0);
+                 });
+    add_rule_row(
+        rows, "prefix512", training,
+        [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) { return j <= i || j < 512; });
+  }
+}
+
 void add_sparse_rows(Rows& rows) {
   constexpr int64_t kLength = 2048;
-  const MaskShape s{1, 8, 8, kLength, kLength, 64};
+  const CallShape s{1, 8, 8, kLength, kLength, 64};
   const double in_proportion = 1.0 / 1.25;
   for (const bool training : {false, true}) {
     const auto add = [&](const char* name, const std::function<at::Tensor()>& mask, double target) {
@@ -228,8 +220,8 @@ at::Tensor even_padding(int64_t batch, int64_t shortest, int64_t S) {
 }
 
 void add_padding_rows(Rows& rows) {
-  const MaskShape prefill{16, 8, 8, 1024, 1024, 64};
-  const MaskShape decoding{8, 32, 8, 1, 4096, 128};
+  const CallShape prefill{16, 8, 8, 1024, 1024, 64};
+  const CallShape decoding{8, 32, 8, 1, 4096, 128};
   for (const bool training : {false, true}) {
     add_masked_row(
         rows, "padding/lengths64to1024", prefill, training,
@@ -253,6 +245,7 @@ void add_mask_rows(Rows& rows) {
   }
   add_padding_rows(rows);
   add_sparse_rows(rows);
+  add_rule_rows(rows);
 }
 
 }  // namespace heed::bench

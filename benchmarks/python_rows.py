@@ -63,8 +63,8 @@ def multi_head(module: str, masked: bool, length: int, width: int):
 
 
 def mask_rule(kind: str, length: int):
-    """The rule of documents/<kind> and masks/<kind>, as masks_bench.cpp makes the mask: which query sees
-    which key."""
+    """The rule of documents/<kind>, masks/<kind>, rules/<kind> and windows of reach/<kind>, as
+    masks_bench.cpp and reach_bench.cpp make the mask: which query sees which key."""
     if kind.startswith(("mask", "ids")):
         size = length // 16
         causal = kind.endswith("_causal")
@@ -78,6 +78,8 @@ def mask_rule(kind: str, length: int):
         "strided128": lambda b, h, i, j: (j <= i) & ((i - j < 128) | ((i - j) % 128 == 0)),
         "prefix512": lambda b, h, i, j: (j <= i) | (j < 512),
         "dilated256": lambda b, h, i, j: ((i - j).abs() <= 256) & ((i - j) % 2 == 0),
+        "left256_right128": lambda b, h, i, j: (i - j <= 256) & (j - i <= 128),
+        "window512_global16": lambda b, h, i, j: ((i - j).abs() <= 256) | (i % 512 == 0) | (j % 512 == 0),
     }[kind]
 
 
@@ -102,7 +104,8 @@ def flex(rule, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor):
 
 def flex_peer(row: str):
     """Compiling takes long: only some rows of `attend`."""
-    if match := re.fullmatch(r"(?:documents|masks)/(\w+)/(\d+)x(\d+)x(\d+)x\d+x(\d+)", row):
+    kinds = "documents|masks|rules|reach(?=/left|/window)"
+    if match := re.fullmatch(rf"(?:{kinds})/(\w+)/(\d+)x(\d+)x(\d+)x\d+x(\d+)", row):
         rule = mask_rule(match[1], int(match[4]))
     elif match := re.fullmatch(r"attend/(plain|causal)/(\d+)x(\d+)x(1024|2048)x(\d+)", row):
         rule = mask_rule("all_seen", 0) if match[1] == "plain" else lambda b, h, i, j: j <= i

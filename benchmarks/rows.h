@@ -36,6 +36,10 @@ void add_linear_rows(Rows& rows);
 /// SDPA.
 void add_mask_rows(Rows& rows);
 
+/// Options of `attend` that say which keys a query sees, and relative biases, against a mask or
+/// bias of L x S that says the same.
+void add_reach_rows(Rows& rows);
+
 /// The modules, in inference and in training, against the textbook's code and
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);

@@ -33,7 +33,9 @@ if(TARGET heed_ops)
   # What Python imports lies beside the library that it loads.
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/python/use_heed_attention.py"
     DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-  install(FILES "${PROJECT_SOURCE_DIR}/scripts/python/heed_transformers.py"
+  install(FILES
+    "${PROJECT_SOURCE_DIR}/scripts/python/heed_ops.py"
+    "${PROJECT_SOURCE_DIR}/scripts/python/heed_transformers.py"
     DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 endif()
 configure_package_config_file(

@@ -3,7 +3,9 @@
 add_library(heed_ops SHARED
   src/ops/attend_call.cpp
   src/ops/attend_ops.cpp
+  src/ops/attend_paged_ops.cpp
   src/ops/attend_varlen_ops.cpp
+  src/ops/attend_with_weights_ops.cpp
   src/ops/autocast.cpp
   src/ops/layer_ops.cpp
   src/ops/traced.cpp)

@@ -74,6 +74,7 @@ FILENAME ~ /\.md$/ {
 /^\}  \/\/ namespace / && !/detail/ { print "/** @} */ " $0; next }
 /^HEED_MODULE/ {
   sub(/HEED/, "TORCH")
+  sub(/, .*\)/, ")")
   print "namespace heed { " in_topic($0) "/** @} */ }"
   next
 }

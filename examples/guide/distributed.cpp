@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <string>
+#include <vector>
 
 #include "../support/run_main.h"
 
@@ -58,6 +59,27 @@ void accumulate(const ProcessGroup& group) {
     parallel.forward(model, first).square().mean().backward();
   }
   parallel.forward(model, second).square().mean().backward();
+}
+
+void unequal_batches(const ProcessGroup& group) {
+  heed::Encoder model(heed::EncoderOptions(
+      heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 2)), /*num_layers=*/1));
+  heed::distributed::DataParallel parallel(model, group);
+  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  // One batch in the first process, two in the second, and so on.
+  const std::vector<at::Tensor> batches(group->getRank() + 1, torch::randn({2, 10, 32}));
+  auto step = [&] { optimizer.step(); };
+  parallel.join(
+      [&] {
+        for (const auto& batch : batches) {
+          optimizer.zero_grad();
+          parallel.forward(model, batch).square().mean().backward();
+          step();
+        }
+      },
+      heed::distributed::JoinOptions().step(step));
+  print(group, fmt::format("unequal batches: the same parameters {}",
+                           is_same(group, model->parameters()[0].sum())));
 }
 
 void sharded_optimizer(const ProcessGroup& group) {
@@ -212,6 +234,7 @@ int main() {
     const auto options = small_decoder();
     data_parallel(group, options);
     accumulate(group);
+    unequal_batches(group);
     sharded_optimizer(group);
     parallel_linear(group);
     tensor_parallel(group, options);

@@ -64,11 +64,31 @@ void attention() {
   auto y = attention->forward(x, heed::causal_mask(10, 10));  // [B, L, E]
 }
 
+void attention_inputs() {
+  heed::MultiHeadAttention attention(64, 4);
+  auto x = torch::randn({2, 10, 64});
+  // Two documents of 6 and 4 tokens in one row.
+  auto inputs = heed::AttentionInputs()
+                    .documents(torch::tensor({0, 0, 0, 0, 0, 0, 1, 1, 1, 1}))
+                    .positions(torch::tensor({0, 1, 2, 3, 4, 5, 0, 1, 2, 3}));
+  auto y = attention->forward(x, inputs);  // x [B, 10, E]
+}
+
 void autocast() {
   heed::FeedForward model(64);
   auto x = torch::randn({2, 10, 64});
   heed::Autocast autocast(torch::kCPU, torch::kBFloat16);
   auto loss = model->forward(x).square().mean();
+}
+
+void block_mask() {
+  auto query = heads(), key = heads(), value = heads();
+  // Each token sees the 4 tokens up to itself, and the first.
+  auto rule = [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) {
+    return j <= i && (j > i - 4 || j == 0);
+  };
+  auto mask = heed::make_block_mask(/*batch=*/1, /*heads=*/1, /*query_length=*/10, 10, rule);
+  auto output = heed::attend(query, key, value, heed::AttendOptions().block_mask(mask));
 }
 
 void checkpoint() {
@@ -290,6 +310,14 @@ void qk_norm() {
   heed::GroupQueryAttention attention(options);
 }
 
+void relative_position_bias() {
+  heed::RelativePositionBias bias(/*head_num=*/4);
+  auto [table, positions] = bias->relative();
+  auto options = heed::AttendOptions().relative_bias(table).relative_positions(positions);
+  auto x = torch::randn({2, 4, 10, 16});
+  auto output = heed::attend(x, x, x, options);
+}
+
 void residual_attention() {
   heed::MultiHeadAttentionOptions attention(/*emb_dim=*/64, /*head_nums=*/4);
   heed::ResidualAttention layer(heed::ResidualAttentionOptions(attention).norm_first(true));
@@ -302,6 +330,13 @@ void rotary_embedding() {
   auto rotated_query = rotary->forward(query);  // [B, H, L, D], positions 0 to L - 1
   auto rotated_key = rotary->forward(key);      // [B, G, S, D]
   auto output = heed::attend(rotated_query, rotated_key, value);
+
+  // An image of 2 x 5 patches: 16 pairs of a head are rotated by the row, 16 by the column.
+  auto patch = torch::arange(10);
+  auto places = torch::stack({patch.floor_divide(5), patch.remainder(5)}, 1);  // [L, 2]
+  heed::RotaryEmbedding axial(
+      heed::RotaryEmbeddingOptions(/*head_dim=*/64).sections({16, 16}).restart_sections(true));
+  auto rotated = axial->forward(query, places);
 }
 
 void sampling() {
@@ -333,6 +368,15 @@ void transformer_block() {
   heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
   heed::TransformerBlock block(heed::TransformerBlockOptions(attention).dropout(0.1));
   auto y = block->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+void transformer_inputs() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  heed::Decoder decoder(heed::DecoderOptions(/*vocab_size=*/100, attention, /*num_layers=*/2));
+  auto tokens = torch::randint(100, {2, 10}), positions = torch::arange(10).remainder(5);
+  auto documents = torch::arange(10).floor_divide(5);
+  auto inputs = heed::TransformerInputs().documents(documents).positions(positions);
+  auto scores = decoder->forward(tokens, inputs);
 }
 
 void encoder() {
@@ -370,14 +414,15 @@ void image_encoder() {
 }
 
 void run_all() {
-  run(alibi, attend, attend_varlen, attend_options, attend_path, attention, autocast, checkpoint,
-      cost, decoder, differential_attention, feed_forward, feed_forward_of_ones_own, grad_scaler,
-      group_query_attention, kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention,
-      deepseek_attention, masks, merge_attention, model_cost, multi_head_attention_function,
-      multi_head_attention, multi_head_attention_base, name_maps, save_weights, save_tensors,
-      load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
-      residual_attention, rotary_embedding, sampling, scaled_dot_product_attention, self_attention,
-      transformer_block, encoder, text_encoder, image_encoder, load_weights);
+  run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
+      autocast, block_mask, checkpoint, cost, decoder, differential_attention, feed_forward,
+      feed_forward_of_ones_own, grad_scaler, group_query_attention, kv_cache, fixed_kv_cache,
+      paged_kv_cache, quantize, latent_attention, deepseek_attention, masks, merge_attention,
+      model_cost, multi_head_attention_function, multi_head_attention, multi_head_attention_base,
+      name_maps, save_weights, save_tensors, load_weights_of_a_stream, named_tensors, norm,
+      position_embedding, projected_memory, qk_norm, relative_position_bias, residual_attention,
+      rotary_embedding, sampling, scaled_dot_product_attention, self_attention, transformer_block,
+      transformer_inputs, encoder, text_encoder, image_encoder, load_weights);
 }
 
 }  // namespace header

@@ -15,15 +15,17 @@ class SwinLayerImpl : public torch::nn::Module {
       : window(window), shift(shift) {
     heed::GroupQueryAttentionOptions attention(emb_dim, heads, heads);
     block = register_module("block", heed::TransformerBlock(attention));
-    auto distances = (2 * window - 1) * (2 * window - 1);
-    table = register_parameter("table", torch::zeros({distances, heads}));
+    auto table = heed::RelativePositionBiasOptions(heads).image_window({window, window});
+    bias = register_module("bias", heed::RelativePositionBias(table));
   }
 
   /// x [B, height, width, E]
   at::Tensor forward(const at::Tensor& x) {
     auto height = x.size(1), width = x.size(2);
-    auto inputs = heed::TransformerInputs().bias(bias());
-    if (shift > 0) inputs.mask(mask(height, width).repeat({x.size(0), 1, 1, 1}));
+    auto [table, places] = bias->relative();
+    auto inputs = heed::TransformerInputs().relative_bias(table).relative_positions(places);
+    // Every image has the masks of its n windows.
+    if (shift > 0) inputs.mask(mask(height, width)).mask_batch(heed::MaskBatch::cycled);
     auto y = block(to_windows(x.roll({-shift, -shift}, {1, 2})), inputs);  // [B n, w w, E]
     y = y.unflatten(1, {window, window}).unflatten(0, {-1, height / window, width / window});
     return y.transpose(2, 3).flatten(3, 4).flatten(1, 2).roll({shift, shift}, {1, 2});
@@ -38,24 +40,15 @@ class SwinLayerImpl : public torch::nn::Module {
   /// [n, 1, w w, w w]: rows and columns that the shift brought from the other side are hidden.
   at::Tensor mask(int64_t height, int64_t width) const {
     auto is_moved = [&](int64_t size) {
-      return (torch::arange(size, table.device()) >= size - shift).to(torch::kLong);
+      return (torch::arange(size, bias->weight.device()) >= size - shift).to(torch::kLong);
     };
     auto region = is_moved(height).unsqueeze(1) * 2 + is_moved(width);
     return heed::document_mask(to_windows(region.view({1, height, width, 1})).squeeze(2));
   }
 
-  /// [1, H, w w, w w]: an entry of the table for each distance in rows and columns.
-  at::Tensor bias() const {
-    auto place = torch::arange(window, table.device());
-    auto row = place.repeat_interleave(window), column = place.repeat({window});
-    auto rows = row.unsqueeze(1) - row + window - 1;
-    auto columns = column.unsqueeze(1) - column + window - 1;
-    return table.index({rows * (2 * window - 1) + columns}).permute({2, 0, 1}).unsqueeze(0);
-  }
-
   int64_t window, shift;
   heed::TransformerBlock block{nullptr};
-  at::Tensor table;
+  heed::RelativePositionBias bias{nullptr};
 };
 TORCH_MODULE(SwinLayer);
 
@@ -68,7 +61,7 @@ inline heed::NameMap swin_names() {
       .rename_any({"attention.output.dense", "attention.o_proj"}, "block.attention.fc_o")
       .rename_any({"attention.self.relative_position_bias_table",
                    "attention.relative_position_bias.relative_position_bias_table"},
-                  "table")
+                  "bias.weight")
       .drop("relative_position_index")
       .rename("layernorm_before", "block.attention_norm")
       .rename("layernorm_after", "block.feed_forward_norm")

@@ -78,7 +78,7 @@ inline heed::NameMap perceiver_names() {
 class LongformerAttentionImpl : public torch::nn::Module {
  public:
   LongformerAttentionImpl(int64_t emb_dim, int64_t heads, int64_t attention_window)
-      : heads(heads), window(attention_window / 2 + 1) {
+      : heads(heads), reach(attention_window / 2) {
     auto linear = [&](const char* name) {
       return register_module(name, torch::nn::Linear(emb_dim, emb_dim));
     };
@@ -87,44 +87,23 @@ class LongformerAttentionImpl : public torch::nn::Module {
     value_global = linear("value_global");
   }
 
-  /// A query sees its window, and the keys of global tokens; is_global [L], bool.
-  at::Tensor mask(const at::Tensor& is_global) const {
-    auto length = is_global.size(0);
-    return heed::window_mask(length, length, window, /*causal=*/false, is_global.device()) |
-           is_global;
-  }
-
-  /// x [B, L, E]; returns [B, L, E].
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& is_global, const at::Tensor& mask) {
-    auto options = heed::AttendOptions().mask(mask);
+  /// x [B, L, E]; is_global [L], bool; returns [B, L, E].
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& is_global) {
+    auto options = heed::AttendOptions().left_window(reach).right_window(reach);
+    options.global_tokens(is_global);
     auto y = heed::multi_head_attention(query(x), key(x), value(x), heads, options);
-    // A global token sees everything.
+    // A global token has other projections, and sees everything.
     auto rows = is_global.nonzero().squeeze(1);
     auto global_query = query_global(x.index_select(1, rows));
     auto seen = heed::multi_head_attention(global_query, key_global(x), value_global(x), heads);
     return y.index_copy(1, rows, seen);
   }
 
-  int64_t heads, window;
+  int64_t heads, reach;
   torch::nn::Linear query{nullptr}, key{nullptr}, value{nullptr}, query_global{nullptr},
       key_global{nullptr}, value_global{nullptr};
 };
 TORCH_MODULE(LongformerAttention);
-
-/// A window and global keys without a tensor of L x S: two attentions to disjoint sets of keys,
-/// joined. `rows` are the global tokens.
-inline at::Tensor attend_to_window_and_global(const at::Tensor& query, const at::Tensor& key,
-                                              const at::Tensor& value, int64_t window,
-                                              const at::Tensor& rows) {
-  auto [near, near_lse] =
-      heed::attend_with_lse(query, key, value, heed::AttendOptions().window(window));
-  // A query also sees the global keys that its window leaves out.
-  auto distance = (torch::arange(query.size(2), rows.options()).unsqueeze(1) - rows).abs();
-  auto [far, far_lse] =
-      heed::attend_with_lse(query, key.index_select(2, rows), value.index_select(2, rows),
-                            heed::AttendOptions().mask(distance >= window));
-  return std::get<0>(heed::merge_attention({near, far}, {near_lse, far_lse}));
-}
 
 /// Mixtral's mixture of experts: each token goes through the top_k experts that a gate chooses.
 class MixtureImpl : public torch::nn::Module {

@@ -8,37 +8,7 @@
 /// The recipes of docs/recipes.md. tests/examples/recipes_test.cpp compares them with Python.
 namespace recipes {
 
-/// T5's learned bias for the distance between query and key.
-class T5BiasImpl : public torch::nn::Module {
- public:
-  T5BiasImpl(int64_t heads, bool bidirectional, int64_t buckets = 32, double max_distance = 128)
-      : bidirectional(bidirectional),
-        buckets(bidirectional ? buckets / 2 : buckets),
-        max_distance(max_distance),
-        table(register_module("table", torch::nn::Embedding(buckets, heads))) {}
-
-  /// Returns [1, H, L, S], for the bias of attend.
-  at::Tensor forward(int64_t query_length, int64_t key_length) {
-    auto options = table->weight.options().dtype(torch::kLong);
-    auto queries = torch::arange(key_length - query_length, key_length, options).unsqueeze(1);
-    auto distance = torch::arange(key_length, options) - queries;
-    auto first = (bidirectional ? distance > 0 : torch::zeros_like(distance)) * buckets;
-    distance = bidirectional ? distance.abs() : (-distance).clamp_min(0);
-    // Half of the buckets have one distance each, the others more and more.
-    const int64_t exact = buckets / 2;
-    auto far = (distance.to(torch::kFloat) / exact).log() / std::log(max_distance / exact);
-    auto far_bucket = (exact + (far * (buckets - exact)).to(torch::kLong)).clamp_max(buckets - 1);
-    auto bucket = first + torch::where(distance < exact, distance, far_bucket);
-    return table(bucket).permute({2, 0, 1}).unsqueeze(0);
-  }
-
-  bool bidirectional;
-  int64_t buckets;
-  double max_distance;
-  torch::nn::Embedding table;
-};
-TORCH_MODULE(T5Bias);
-
+/// T5's encoder.
 class T5EncoderImpl : public torch::nn::Module {
  public:
   T5EncoderImpl() {
@@ -54,18 +24,18 @@ class T5EncoderImpl : public torch::nn::Module {
                      .norm(heed::NormKind::rms_norm)
                      .norm_eps(1e-6);
     embedding = register_module("embedding", torch::nn::Embedding(/*vocab_size*/ 50, 32));
-    bias = register_module("bias", T5Bias(/*heads=*/4, /*bidirectional=*/true));
+    bias = register_module("bias", heed::RelativePositionBias(/*head_num=*/4));
     stack = register_module("stack", heed::Encoder(heed::EncoderOptions(block, 2)));
   }
 
   /// tokens [B, L]; returns [B, L, E]. All layers have one bias.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& mask) {
-    auto length = tokens.size(1);
-    return stack(embedding(tokens), heed::TransformerInputs(mask).bias(bias(length, length)));
+    auto table = bias->relative().relative_bias;  // [H, 2 R + 1]
+    return stack(embedding(tokens), heed::TransformerInputs(mask).relative_bias(table));
   }
 
   torch::nn::Embedding embedding{nullptr};
-  T5Bias bias{nullptr};
+  heed::RelativePositionBias bias{nullptr};
   heed::Encoder stack{nullptr};
 };
 TORCH_MODULE(T5Encoder);
@@ -74,7 +44,7 @@ inline heed::NameMap t5_names() {
   return heed::NameMap()
       .tied("encoder.embed_tokens", {"shared"})
       .rename("shared", "embedding")
-      .rename("encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "bias.table")
+      .rename("encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "bias")
       .rename("layer.0.SelfAttention.q", "attention.fc_q")
       .rename("layer.0.SelfAttention.k", "attention.fc_k")
       .rename("layer.0.SelfAttention.v", "attention.fc_v")

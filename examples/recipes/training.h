@@ -102,15 +102,17 @@ inline std::vector<at::Tensor> freeze_all_but(torch::nn::Module& model,
 
 /// The loss of documents that are packed into one row.
 inline at::Tensor packed_loss(heed::Decoder& model, const std::vector<at::Tensor>& documents) {
-  std::vector<at::Tensor> ids, targets;
+  std::vector<at::Tensor> ids, positions, targets;
   for (const auto& document : documents) {
     ids.push_back(torch::full_like(document, static_cast<int64_t>(ids.size())));
+    positions.push_back(torch::arange(document.size(0), document.options()));
     auto next = document.roll(-1);
     next[-1] = -100;  // nothing follows the last token
     targets.push_back(next);
   }
-  auto mask = heed::document_mask(torch::cat(ids).unsqueeze(0));  // the Decoder is causal itself
-  auto scores = model->forward(torch::cat(documents).unsqueeze(0), mask);
+  heed::TransformerInputs inputs;
+  inputs.documents(torch::cat(ids)).positions(torch::cat(positions));
+  auto scores = model->forward(torch::cat(documents).unsqueeze(0), inputs);
   return torch::cross_entropy_loss(scores.squeeze(0), torch::cat(targets));  // ignores -100
 }
 

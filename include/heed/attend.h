@@ -57,7 +57,7 @@ HEED_API std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& qu
                                                             const AttendOptions& options = {});
 
 /// `attend` for sequences of different lengths that are packed one after the other, without
-/// padding. The queries of sequence n see only the keys of sequence n; causal and window apply
+/// padding. The queries of sequence n see only the keys of sequence n; causal and windows apply
 /// within each sequence.
 ///
 /// @code
@@ -72,12 +72,13 @@ HEED_API std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& qu
 ///   query           [T, H, D]   float64, float32, bfloat16 or float16, any strides
 ///   key             [U, G, D]   same dtype and device as query
 ///   value           [U, G, Dv]  same dtype and device as query
-///   query_offsets   [N + 1]     int64: 0, then where each sequence ends; the last is T
-///   key_offsets     [N + 1]     int64: 0, then where each sequence ends; the last is U
+///   query_offsets   [N + 1]     int64 or int32: 0, then where each sequence ends; the last is T
+///   key_offsets     [N + 1]     int64 or int32: 0, then where each sequence ends; the last is U
 ///   returns         [T, H, Dv]
 /// Offsets are read on the CPU: offsets on another device cost a synchronization.
-/// Throws c10::ValueError when a shape, dtype, device, offset or option is invalid, or when a mask
-/// or bias is given.
+/// Throws c10::ValueError when a shape, dtype, device, offset or option is invalid, or when an
+/// option speaks of single queries or keys: mask, bias, documents, lengths, global tokens or
+/// relative positions.
 HEED_API at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key,
                                   const at::Tensor& value, const at::Tensor& query_offsets,
                                   const at::Tensor& key_offsets, const AttendOptions& options = {});
@@ -94,6 +95,21 @@ HEED_API at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key
                                   const at::Tensor& value, const at::Tensor& query_offsets,
                                   const at::Tensor& key_offsets, int64_t longest_query,
                                   int64_t longest_key, const AttendOptions& options = {});
+
+/// Like `attend_varlen`, and also returns the log of the sum of exp of each query's scores; see
+/// `attend_with_lse`.
+///
+/// Returns {output [T, H, Dv], lse [T, H]}. Throws as `attend_varlen` does.
+/// @{
+HEED_API std::tuple<at::Tensor, at::Tensor> attend_varlen_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& query_offsets, const at::Tensor& key_offsets,
+    const AttendOptions& options = {});
+HEED_API std::tuple<at::Tensor, at::Tensor> attend_varlen_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& query_offsets, const at::Tensor& key_offsets, int64_t longest_query,
+    int64_t longest_key, const AttendOptions& options = {});
+/// @}
 
 /// Returns the path that `attend` takes for these arguments. Throws as `attend` does.
 HEED_API AttendPath attend_path(const at::Tensor& query, const at::Tensor& key,

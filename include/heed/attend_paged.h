@@ -32,7 +32,7 @@ namespace heed {
 ///   value_pages     [P, G, page, Dv]  same dtype and device as query
 ///   page_table      [N, n]            int64: the pages of each sequence, in the order of its keys;
 ///                                     what follows the last page in use may be any numbers
-///   query_offsets   [N + 1]           int64: 0, then where each sequence ends; the last is T
+///   query_offsets   [N + 1]           int64 or int32: 0, then where each sequence ends; T last
 ///   key_lengths     [N]               int64: how many keys each has, no fewer than queries
 ///   returns         [T, H, Dv]
 /// page_table, query_offsets and key_lengths are read on the CPU: on another device they cost a

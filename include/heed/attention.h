@@ -130,5 +130,5 @@ extern template class AttentionImplBase<AttentionV1Impl>;
 
 }  // namespace heed
 
-HEED_MODULE(Attention);
-HEED_MODULE(AttentionV1);
+HEED_MODULE(Attention, std::optional<at::Tensor>);
+HEED_MODULE(AttentionV1, std::optional<at::Tensor>);

@@ -75,8 +75,9 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {});
 
   /// Like `forward`, for token-by-token decoding: appends the tokens to `caches`, which
-  /// `make_caches` returned; see GroupQueryAttention. Throws c10::ValueError also when a mask or a
-  /// bias is given, and when the caches or the counts do not fit; see KVCache::append.
+  /// `make_caches` returned; see GroupQueryAttention. Throws c10::ValueError also when the caches
+  /// or the counts do not fit, see KVCache::append, and when the self-attention is given anything
+  /// but `rotary_angles` and `relative_bias`.
   at::Tensor forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
@@ -85,8 +86,8 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   /// scores [1, T, V] of all tokens or, with last_only, those [1, N, V] of each sequence's last
   /// one.
   /// Throws c10::ValueError also when the blocks have cross-attention.
-  at::Tensor forward_cached(const at::Tensor& tokens, PagedStep& step,
-                            bool last_only = false) const;
+  at::Tensor forward_cached(const at::Tensor& tokens, PagedStep& step, bool last_only = false,
+                            const TransformerInputs& inputs = {}) const;
 
   /// Returns {scores [B, L, V], weights of each block}. Throws as `forward` does.
   std::tuple<at::Tensor, std::vector<AttentionWeights>> forward_with_weights(

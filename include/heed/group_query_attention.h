@@ -53,4 +53,4 @@ extern template class MultiHeadAttentionImplBase<GroupQueryAttentionImpl,
 
 }  // namespace heed
 
-HEED_MODULE(GroupQueryAttention);
+HEED_MODULE(GroupQueryAttention, heed::AttentionInputs);

@@ -6,7 +6,9 @@
 #include <heed/attend_paged.h>
 #include <heed/attend_path.h>
 #include <heed/attention.h>
+#include <heed/attention_inputs.h>
 #include <heed/autocast.h>
+#include <heed/block_mask.h>
 #include <heed/checkpoint.h>
 #include <heed/cost.h>
 #include <heed/decoder.h>
@@ -32,6 +34,7 @@
 #include <heed/projected_memory.h>
 #include <heed/qk_norm.h>
 #include <heed/quantize.h>
+#include <heed/relative_position_bias.h>
 #include <heed/residual_attention.h>
 #include <heed/rotary_embedding.h>
 #include <heed/sampling.h>

@@ -132,7 +132,8 @@ class HEED_API KVCache {
   bool has_equal_lengths() const;
 
   /// Returns the positions of the next `count` tokens, for a rotary embedding: int64 [count], or
-  /// [B, count] if the sequences have different lengths or `fixed_shapes`.
+  /// [B, count] if the sequences have different lengths or `fixed_shapes`. A rotary embedding with
+  /// sections takes them after `unsqueeze(-1)`: they are the same on every axis.
   at::Tensor next_positions(int64_t count) const;
 
   /// Returns which of `keys()` the n tokens of the last append may see, causally and within

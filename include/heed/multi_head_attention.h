@@ -86,4 +86,4 @@ extern template class MultiHeadAttentionImplBase<MultiHeadAttentionImpl, MultiHe
 
 }  // namespace heed
 
-HEED_MODULE(MultiHeadAttention);
+HEED_MODULE(MultiHeadAttention, heed::AttentionInputs);

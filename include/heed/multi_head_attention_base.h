@@ -2,6 +2,7 @@
 
 #include <heed/arg.h>
 #include <heed/attend_options.h>
+#include <heed/attention_inputs.h>
 #include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
 #include <heed/module.h>
@@ -58,10 +59,15 @@ struct MultiHeadAttentionOptionsBase {
   HEED_ARG(bool, output_bias) = true;
   /// Factor on the scores, not 0; 1 / sqrt(D) by default.
   HEED_DERIVED_NUMBER_ARG(std::optional<double>, scale) = std::nullopt;
-  /// As in AttendOptions; applies to every call.
+  /// As in AttendOptions; they apply to every call. `top_left` and `right_window` cannot be used
+  /// with a cache.
+  /// @{
   HEED_ARG(bool, causal) = false;
-  /// As in AttendOptions; applies to every call.
+  HEED_ARG(bool, top_left) = false;
   HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, window) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, left_window) = std::nullopt;
+  HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, right_window) = std::nullopt;
+  /// @}
   /// Rotary embedding of queries and keys; its head_dim must be D. None by default.
   HEED_ARG(std::optional<RotaryEmbeddingOptions>, rotary) = std::nullopt;
   /// Normalization of every head of query and key. None by default.
@@ -87,13 +93,12 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   /// Prints the name, the required options, and the options that differ from their defaults.
   void pretty_print(std::ostream& stream) const override;
 
-  /// Self-attention: x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// Self-attention: x [B, L, E]; inputs: a mask, or an AttentionInputs; returns [B, L, E].
   /// Throws c10::ValueError when a shape, dtype or device is invalid.
-  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+  at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
 
   /// Cross-attention: query [B, L, E], key [B, S, key_emb_dim],
   /// value [B, S, value_emb_dim]; mask and bias as in AttendOptions; returns [B, L, E].
-  /// Self-attention with a bias, such as T5's and Swin's, is forward(x, x, x, mask, bias).
   /// Throws as for self-attention.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask = {},
@@ -115,13 +120,16 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   /// `cache`, and lets each of them attend to all cached tokens up to itself. Returns [B, L, E].
   /// Passing a whole prompt at once, in chunks or token by token gives the same numbers. With
   /// counts [B], only the first counts[b] tokens of sequence b are used; the outputs of the others
-  /// have no meaning.
-  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
-  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+  /// have no meaning. The inputs may have `rotary_angles`, those of x, and `relative_bias`.
+  /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append. Also
+  /// when there are other inputs, and with the options top_left and right_window.
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
+                            const AttentionInputs& inputs = {}) const;
 
   /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache.
   /// Returns [1, T, E].
-  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0,
+                            const AttentionInputs& inputs = {}) const;
 
   /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of
   /// the keys: the parameters' dtype or, under autocast, autocast's. If the module has a window of
@@ -135,8 +143,8 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
 
   /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
   /// Throws as `forward` does.
-  std::tuple<at::Tensor, at::Tensor> forward_with_weights(
-      const at::Tensor& x, const std::optional<at::Tensor>& mask = {}) const;
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(const at::Tensor& x,
+                                                          const AttentionInputs& inputs = {}) const;
 
   /// Returns {output [B, L, E], weights [B, H, L, S]}. Throws as `forward` does.
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(
@@ -171,7 +179,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   std::shared_ptr<const SharedSequence> shared_sequence;
 
  protected:
-  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
+  HEED_DEFAULT_ARGS(1, AttentionInputs);
 
  private:
   friend Derived;
@@ -179,8 +187,7 @@ class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived>
   explicit MultiHeadAttentionImplBase(const Options& given) : options(given) {}
 
   HEED_LOCAL detail::HeadProjections projections() const;
-  HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask = {},
-                                          const std::optional<at::Tensor>& bias = {}) const;
+  HEED_LOCAL AttendOptions attend_options(const AttentionInputs& inputs) const;
   template <typename Convert>
   void keep_slopes(const Convert& convert);
 };

@@ -98,4 +98,4 @@ class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAtten
 
 }  // namespace heed
 
-HEED_MODULE(ResidualAttention);
+HEED_MODULE(ResidualAttention, std::optional<at::Tensor>);

@@ -132,13 +132,24 @@ struct HEED_API RotaryEmbeddingOptions {
   TORCH_ARG(RotaryPairing, pairing) = RotaryPairing::half_split;
   /// How frequencies change for sequences that are longer than those in training; none by default.
   TORCH_ARG(std::optional<RotaryScaling>, scaling) = std::nullopt;
+  /// For tokens with a position on each of 2 or 3 axes, as in images and videos: the first
+  /// sections[0] pairs are rotated by the positions on axis 0, the next sections[1] pairs by those
+  /// on axis 1, and so on. The sum is R / 2. Wang et al. 2024 (arXiv:2409.12191): M-RoPE, the
+  /// `mrope_section` of Qwen2-VL. One axis, by default, where this is empty. Scalings whose
+  /// frequencies depend on the length are refused.
+  TORCH_ARG(std::vector<int64_t>, sections);
+  /// False: frequencies go on over the sections; each pair has the one that it has without them.
+  /// True: each section is a rotary embedding of its own, whose pair i of n is rotated by the angle
+  /// position * base^(-i / n) before scaling: axial embeddings of vision transformers.
+  TORCH_ARG(bool, restart_sections) = false;
 };
 
 /// Whether all options are equal, and so all angles.
 HEED_API bool operator==(const RotaryEmbeddingOptions& a, const RotaryEmbeddingOptions& b);
 
-/// Cosine and sine of the angles of each pair at each position: [1 or B, 1, L, R / 2], float32, or
-/// float64 for a float64 input.
+/// Cosine and sine of the angles of each pair at each position: floating [1 or B, 1, L, R / 2].
+/// RotaryEmbedding computes them in float32, or in float64 for a float64 input. Those of your own
+/// may require grad.
 struct RotaryAngles {
   at::Tensor cos;  ///< of the angles
   at::Tensor sin;  ///< of the angles
@@ -158,6 +169,20 @@ class RememberedAngles;
 /// auto output = heed::attend(rotated_query, rotated_key, value);
 /// @endcode
 ///
+/// With `sections`, tokens have a position on each of 2 or 3 axes:
+///
+/// @code
+/// // An image of 2 x 5 patches: 16 pairs of a head are rotated by the row, 16 by the column.
+/// auto patch = torch::arange(10);
+/// auto places = torch::stack({patch.floor_divide(5), patch.remainder(5)}, 1);  // [L, 2]
+/// heed::RotaryEmbedding axial(
+///     heed::RotaryEmbeddingOptions(/*head_dim=*/64).sections({16, 16}).restart_sections(true));
+/// auto rotated = axial->forward(query, places);
+/// @endcode
+///
+/// A module that holds a RotaryEmbedding with sections, and its cache, take the index of each token
+/// for its position on every axis, as Qwen2-VL does for text. See attention_inputs.h for others.
+///
 /// It has no parameters and no limit on the length. Angles are computed when they are needed, in
 /// float64, so that cosines and sines are as exact at position 10,000,000 as at position 10.
 ///
@@ -174,13 +199,15 @@ class HEED_API RotaryEmbeddingImpl final : public torch::nn::Cloneable<RotaryEmb
   void pretty_print(std::ostream& stream) const override;
 
   /// Rotates x [B, H, L, D]. Positions are integers [L] or [B, L]; 0 to L - 1 by default. Where
-  /// frequencies depend on the length, that of each row is its last position + 1.
+  /// frequencies depend on the length, that of each row is its last position + 1. With sections,
+  /// positions are [L, axes] or [1 or B, L, axes]; those that are the same on every axis may be
+  /// [L], or have 1 as their last dim.
   /// Returns [B, H, L, D] in x's dtype; computed in float32, or in float64 for float64.
   /// Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& positions = {});
 
-  /// Returns the angles at `positions`, integers [L] or [B, L]. Query, key and all layers can share
-  /// them. Where frequencies depend on the length, that of each row is its last position + 1.
+  /// Returns the angles at `positions`, integers as in `forward`. Query, key and all layers can
+  /// share them. Where frequencies depend on the length, that of each row is its last position + 1.
   /// Throws c10::ValueError when the positions' shape or dtype is invalid.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype = at::kFloat) const;
 
@@ -190,14 +217,15 @@ class HEED_API RotaryEmbeddingImpl final : public torch::nn::Cloneable<RotaryEmb
   RotaryAngles angles(const at::Tensor& positions, const at::Tensor& lengths,
                       at::ScalarType dtype = at::kFloat) const;
 
-  /// Returns the angles at positions first to first + count - 1, which may be negative, on the
-  /// device of `like` and in the precision that its dtype needs. The last result is cached until
-  /// other angles are requested, or the same ones on another stream. Layers that share this module
-  /// thus compute the angles once per step.
+  /// Returns the angles at positions first to first + count - 1, which may be negative and are the
+  /// same on every axis, on the device of `like` and in the precision that its dtype needs. The
+  /// last result is cached until other angles are requested, or the same ones on another stream.
+  /// Layers that share this module thus compute the angles once per step.
   RotaryAngles angles(int64_t first, int64_t count, const at::TensorOptions& like) const;
 
-  /// Rotates x [B, H, L, D] by what `angles` returned; returns [B, H, L, D]. Throws as `forward`
-  /// does.
+  /// Rotates x [B, H, L, D] by these angles, which may be your own: the pair (a, b) becomes
+  /// (a cos - b sin, b cos + a sin). Returns [B, H, L, D] in x's dtype; computed in float32, or in
+  /// float64 for float64. Throws c10::ValueError when a shape, dtype or device is invalid.
   at::Tensor rotate(const at::Tensor& x, const RotaryAngles& angles) const;
 
   /// Whether the frequencies of a sequence depend on its length: with LongRopeScaling, and with

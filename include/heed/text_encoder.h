@@ -25,7 +25,7 @@ struct HEED_API TextEncoderOptions {
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
   /// A token that takes no position, as in RoBERTa: positions count the other tokens, from
   /// padding_token + 1, and padding has position padding_token. By default, all tokens are counted,
-  /// from 0.
+  /// from 0. Positions that are given in the inputs are taken as they are.
   HEED_NUMBER_ARG(std::optional<int64_t>, padding_token) = std::nullopt;
   /// The number of token types, such as the first and the second sentence of a pair; 0: none.
   HEED_NUMBER_ARG(int64_t, type_vocab_size) = 0;
@@ -83,7 +83,9 @@ class HEED_API TextEncoderImpl : public torch::nn::Cloneable<TextEncoderImpl> {
  private:
   HEED_LOCAL void check_types(const at::Tensor& tokens,
                               const std::optional<at::Tensor>& types) const;
-  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens,
+  HEED_LOCAL std::optional<at::Tensor> positions_of(const at::Tensor& tokens,
+                                                    const TransformerInputs& inputs) const;
+  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens, const TransformerInputs& inputs,
                               const std::optional<at::Tensor>& types) const;
 };
 TORCH_MODULE(TextEncoder);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/arg.h>
+#include <heed/attention_inputs.h>
 #include <heed/feed_forward.h>
 #include <heed/group_query_attention.h>
 #include <heed/module.h>
@@ -65,19 +66,20 @@ struct HEED_API TransformerBlockOptions {
   HEED_NUMBER_ARG(std::optional<double>, feed_forward_dropout) = std::nullopt;
 };
 
-/// The inputs of a block, or of a stack of blocks, besides its tokens.
-struct HEED_API TransformerInputs {
-  /// No further inputs, or only a mask.
+/// The inputs of a block, or of a stack of blocks, besides its tokens: those of the self-attention,
+/// which AttentionInputsBase has, and those of the cross-attention.
+///
+/// @code
+/// auto inputs = heed::TransformerInputs().documents(documents).positions(positions);
+/// auto scores = decoder->forward(tokens, inputs);
+/// @endcode
+struct HEED_API TransformerInputs : AttentionInputsBase<TransformerInputs> {
+  /// No further inputs, or only a mask of the self-attention.
   /// @{
   TransformerInputs() = default;
-  /* implicit */ TransformerInputs(std::optional<at::Tensor> mask) : mask_(std::move(mask)) {}
-  /* implicit */ TransformerInputs(at::Tensor mask) : mask_(std::move(mask)) {}
+  /* implicit */ TransformerInputs(std::optional<at::Tensor> mask) { this->mask(std::move(mask)); }
+  /* implicit */ TransformerInputs(at::Tensor mask) { this->mask(std::move(mask)); }
   /// @}
-  /// Mask of the self-attention, as in AttendOptions.
-  TORCH_ARG(std::optional<at::Tensor>, mask) = std::nullopt;
-  /// Bias of the self-attention in every layer, as in AttendOptions: relative positions, for
-  /// example.
-  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   /// The sequence that cross-attention attends to: [B, S, E].
   TORCH_ARG(std::optional<at::Tensor>, memory) = std::nullopt;
   /// Instead of the memory, the result of `project_memory`, one element for each block. For many
@@ -128,15 +130,17 @@ class HEED_API TransformerBlockImpl final : public torch::nn::Cloneable<Transfor
   at::Tensor forward(const at::Tensor& x, const TransformerInputs& inputs = {});
 
   /// Like `forward`, for token-by-token decoding with `cache`; see GroupQueryAttention. The
-  /// attention must have the option causal(true). Throws c10::ValueError also when a mask or a bias
-  /// is given, and when the cache or the counts do not fit; see KVCache::append.
+  /// attention must have the option causal(true). Throws c10::ValueError also when the cache or the
+  /// counts do not fit, see KVCache::append, and when the self-attention is given anything but
+  /// `rotary_angles` and `relative_bias`.
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
   /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache.
   /// Returns [1, T, E].
   /// Throws c10::ValueError also when the block has cross-attention.
-  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0,
+                            const TransformerInputs& inputs = {}) const;
 
   /// Returns {output [B, L, E], weights}. Throws as `forward` does.
   std::tuple<at::Tensor, AttentionWeights> forward_with_weights(
@@ -251,8 +255,8 @@ class HEED_API EncoderImpl final : public torch::nn::Cloneable<EncoderImpl> {
 
   /// Like `forward`, for token-by-token decoding with one cache for each layer; see
   /// GroupQueryAttention. The attention must have the option causal(true). Throws c10::ValueError
-  /// also when a mask or a bias is given, and when the caches or the counts do not fit; see
-  /// KVCache::append.
+  /// also when the caches or the counts do not fit, see KVCache::append, and when the
+  /// self-attention is given anything but `rotary_angles` and `relative_bias`.
   at::Tensor forward_cached(const at::Tensor& x, std::vector<KVCache>& caches,
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
@@ -260,7 +264,8 @@ class HEED_API EncoderImpl final : public torch::nn::Cloneable<EncoderImpl> {
   /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache. The blocks
   /// are layers first_layer, first_layer + 1, ... of the cache. Returns [1, T, E].
   /// Throws c10::ValueError also when the blocks have cross-attention.
-  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer = 0) const;
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer = 0,
+                            const TransformerInputs& inputs = {}) const;
 
   /// Returns {output [B, L, E], weights of each block}, without checkpointing. Throws as `forward`
   /// does.

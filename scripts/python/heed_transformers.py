@@ -57,17 +57,15 @@ def visibility(
     position_bias: Optional[torch.Tensor],
     causal: bool,
 ) -> dict:
-    """heed's mask, bias and causal."""
+    """heed's mask, bias, causal and top_left."""
     length, keys = query.shape[2], key.shape[2]
-    options = {"mask": None, "bias": None, "causal": False}
+    options = {"mask": None, "bias": None, "causal": False, "top_left": False}
     if position_bias is not None:
         options["bias"] = four_dimensional("position_bias", position_bias, keys)
     if attention_mask is None:
         if causal and length != 1 and length != keys:
-            # transformers' query i sees keys j <= i; heed's last query has the last key's position.
-            options["mask"] = query.new_ones((length, keys), dtype=torch.bool).tril()
-        else:
-            options["causal"] = causal
+            options["top_left"] = True  # transformers' query i sees keys j <= i
+        options["causal"] = causal
         return options
     mask = four_dimensional("attention_mask", attention_mask, keys)
     if mask.dtype == torch.bool:

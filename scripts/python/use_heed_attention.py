@@ -163,13 +163,6 @@ def full_mask(insertion: Insertion, mask: Node, query: Node, key: Node) -> Node:
     return insertion.call(aten.expand.default, mask, [-1, -1, -1, insertion.size(key, 2)])
 
 
-def upper_left_mask(insertion: Insertion, query: Node, key: Node) -> Node:
-    """[L, S]: query i sees keys j <= i, whatever L and S are."""
-    sizes = [insertion.size(query, 2), insertion.size(key, 2)]
-    ones = insertion.call(aten.new_ones.default, query, sizes, dtype=torch.bool)
-    return insertion.call(aten.tril.default, ones)
-
-
 def visibility(
     insertion: Insertion, mask: Optional[Node], causal: bool, query: Node, key: Node
 ) -> Dict[str, Any]:
@@ -181,10 +174,10 @@ def visibility(
         return {name: full_mask(insertion, mask, query, key)}
     if not causal:
         return {}
-    if same(value_of(query).size(2), value_of(key).size(2)):
-        return {"causal": True}
-    # heed's causal gives the last query the position of the last key.
-    return {"mask": upper_left_mask(insertion, query, key)}
+    options = {"causal": True}
+    if not same(value_of(query).size(2), value_of(key).size(2)):
+        options["top_left"] = True  # SDPA gives the first query the position of the first key
+    return options
 
 
 def has_strides(tensor: torch.Tensor, order: Sequence[int]) -> bool:

@@ -10,7 +10,7 @@ at::Tensor attend_lengths(const char* function, const at::Tensor& query, const a
   auto problem = make_problem(function, query, key, value, options);
   problem.sequences =
       PaddedSequences{query_lengths.defined() ? query_lengths.contiguous() : query_lengths,
-                      key_lengths.contiguous()};
+                      key_lengths.contiguous(), /*enough_keys=*/true};
   return attend_problem(problem).output;
 }
 

@@ -83,9 +83,11 @@ at::Tensor attend_levels(const PagedTensors& tensors, const PagedCall& call,
   if (call.tokens() == 0) {
     return at::empty({0, query.size(1), tensors.values.size(3)}, query.options());
   }
-  // With a window or ALiBi, attention to shared pages depends on the query's position, so
-  // sequences of different lengths cannot share them.
-  const auto& levels = call.levels(!options.window() && !options.alibi_slopes());
+  // Where attention to shared pages depends on the query's position, sequences of different lengths
+  // cannot share them.
+  const bool by_distance = options.window() || options.left_window() || options.right_window() ||
+                           options.alibi_slopes() || options.relative_bias();
+  const auto& levels = call.levels(!by_distance);
   const bool merges = levels.size() > 1;
   auto result = attend_level(tensors, levels.front(), options, merges);
   auto before = options;  // all queries see these keys; a sink counts only once

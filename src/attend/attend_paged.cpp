@@ -63,14 +63,21 @@ void check_tensors(const at::Tensor& query, const at::Tensor& key_pages,
 
 void check_options(const at::Tensor& query, const AttendOptions& options) {
   detail::check_no_scores(kAttendPaged, "the lengths say what a query may see", options);
+  HEED_CHECK(!options.top_left(), "{}: top_left must be absent: the last query is at the last key",
+             kAttendPaged);
   if (options.parents()) detail::check_draft_options(kAttendPaged, options);
   detail::check_head_tensors(kAttendPaged, query, options);
   detail::check_score_options(kAttendPaged, options);
   detail::check_precision(kAttendPaged, query.scalar_type(), options);
   HEED_CHECK(options.dropout() == 0.0, "{}: dropout ({}) must be 0: pages are for inference",
              kAttendPaged, options.dropout());
-  HEED_CHECK(!options.sinks() || !options.sinks()->requires_grad() || !at::GradMode::is_enabled(),
-             "{}: sinks must not require grad: use torch::NoGradGuard", kAttendPaged);
+  const auto check_grad = [](const char* name, const std::optional<at::Tensor>& tensor) {
+    HEED_CHECK(!tensor || !tensor->requires_grad() || !at::GradMode::is_enabled(),
+               "{}: {} must not require grad: use torch::NoGradGuard", kAttendPaged, name);
+  };
+  check_grad("sinks", options.sinks());
+  check_grad("alibi_slopes", options.alibi_slopes());
+  check_grad("relative_bias", options.relative_bias());
 }
 
 void check_numbers(const char* name, const at::Tensor& numbers, int64_t rank, int64_t sequences) {

@@ -29,9 +29,9 @@ HEED_API at::Tensor attend_whole_rows(const char* function, const at::Tensor& qu
                                       const at::Tensor& key, const at::Tensor& value,
                                       const AttendOptions& options, const Part& part);
 
-/// The gradients of a part's query, key, value, bias and sinks, in this order; those not wanted
-/// are undefined. `whole` are the output and lse of the part's queries over all parts. Only one
-/// part may have sinks.
+/// The gradients of a part, in the order of kProblemTensors; those not wanted are undefined.
+/// `whole` are the output and lse of the part's queries over all parts. Only one part may have
+/// sinks.
 HEED_API std::array<at::Tensor, kGradientTensors> part_gradients(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttendOptions& options, const Part& part, const PartResult& whole,

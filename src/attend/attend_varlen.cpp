@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,7 +21,19 @@ namespace heed {
 
 namespace {
 
-constexpr auto kAttendVarlen = "attend_varlen";
+/// Packed tensors and offsets, and whether the lse is wanted. Errors begin with `function`.
+struct VarlenCall {
+  const char* function;
+  const at::Tensor& query;
+  const at::Tensor& key;
+  const at::Tensor& value;
+  const at::Tensor& query_offsets;
+  const at::Tensor& key_offsets;
+  bool with_lse;
+};
+
+/// Output [T, H, Dv] and, if it is wanted, lse [T, H].
+using Packed = std::tuple<at::Tensor, at::Tensor>;
 
 /// Neighboring sequences of equal lengths, which are computed as one batch.
 struct Run {
@@ -51,35 +64,35 @@ at::Tensor as_batch(const at::Tensor& rows, int64_t count, int64_t length) {
   return rows.unflatten(0, {count, length}).transpose(1, 2);
 }
 
-void check_arguments(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     const at::Tensor& query_offsets, const at::Tensor& key_offsets,
-                     const AttendOptions& options) {
-  detail::check_plain_keys(kAttendVarlen, options);
-  detail::check_tensors(kAttendVarlen, query, key, value, /*rank=*/3);
-  detail::check_head_tensors(kAttendVarlen, query, options);
-  detail::check_score_options(kAttendVarlen, options);
-  detail::check_precision(kAttendVarlen, query.scalar_type(), options);
-  detail::check_no_scores(kAttendVarlen, "the offsets say what a query may see", options);
-  detail::check_offsets_shape(kAttendVarlen, "query_offsets", query_offsets);
-  detail::check_offsets_shape(kAttendVarlen, "key_offsets", key_offsets);
-  HEED_CHECK(query_offsets.size(0) == key_offsets.size(0),
-             "{}: key_offsets dim 0 ({}) must equal query_offsets dim 0 ({})", kAttendVarlen,
-             key_offsets.size(0), query_offsets.size(0));
+void check_arguments(const VarlenCall& call, const AttendOptions& options) {
+  const auto* function = call.function;
+  detail::check_plain_keys(function, options);
+  detail::check_tensors(function, call.query, call.key, call.value, /*rank=*/3);
+  detail::check_head_tensors(function, call.query, options);
+  detail::check_score_options(function, options);
+  detail::check_precision(function, call.query.scalar_type(), options);
+  detail::check_no_scores(function, "the offsets say what a query may see", options);
+  detail::check_offsets_shape(function, "query_offsets", call.query_offsets);
+  detail::check_offsets_shape(function, "key_offsets", call.key_offsets);
+  HEED_CHECK(call.query_offsets.size(0) == call.key_offsets.size(0),
+             "{}: key_offsets dim 0 ({}) must equal query_offsets dim 0 ({})", function,
+             call.key_offsets.size(0), call.query_offsets.size(0));
 }
 
-void check_longest(const char* name, int64_t length, int64_t total) {
+void check_longest(const VarlenCall& call, const char* name, int64_t length, int64_t total) {
   HEED_CHECK(length >= 0 && length <= total,
-             "{}: {} ({}) must be at least 0 and at most the packed length ({})", kAttendVarlen,
+             "{}: {} ({}) must be at least 0 and at most the packed length ({})", call.function,
              name, length, total);
 }
 
 /// Returns the lengths between offsets. Checks the offsets, and that no length is above `most`, if
 /// it is given, which errors call `name`.
-std::vector<int64_t> lengths_between(const char* offsets_name, const at::Tensor& offsets,
-                                     int64_t total, const char* name, std::optional<int64_t> most) {
-  auto lengths = detail::checked_lengths(kAttendVarlen, offsets_name, offsets, total);
+std::vector<int64_t> lengths_between(const VarlenCall& call, const char* offsets_name,
+                                     const at::Tensor& offsets, int64_t total, const char* name,
+                                     std::optional<int64_t> most) {
+  auto lengths = detail::checked_lengths(call.function, offsets_name, offsets, total);
   HEED_CHECK(!most || *most >= detail::longest(lengths),
-             "{}: {} ({}) must be at least the longest length of {} ({})", kAttendVarlen, name,
+             "{}: {} ({}) must be at least the longest length of {} ({})", call.function, name,
              most.value_or(0), offsets_name, detail::longest(lengths));
   return lengths;
 }
@@ -89,36 +102,52 @@ at::Tensor as_one_batch(const at::Tensor& packed) { return packed.transpose(0, 1
 
 /// Computes all sequences in one call, because LibTorch's kernels for CUDA read the offsets on the
 /// device.
-at::Tensor attend_on_cuda(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                          const AttendOptions& options, detail::PackedSequences packed) {
-  auto problem = detail::make_problem(kAttendVarlen, as_one_batch(query), as_one_batch(key),
-                                      as_one_batch(value), options);
-  // make_problem drops causal from a call with one query, which may have later keys here.
-  problem.causal = options.causal();
+Packed attend_on_cuda(const VarlenCall& call, const AttendOptions& options,
+                      detail::PackedSequences packed) {
+  const auto wanted = call.with_lse ? detail::Wanted::output_and_lse : detail::Wanted::output;
+  auto problem =
+      detail::make_problem(call.function, as_one_batch(call.query), as_one_batch(call.key),
+                           as_one_batch(call.value), options, wanted);
+  // make_problem takes all sequences for one: it drops causal from a call with one query, which may
+  // have later keys here, and an alignment that makes no difference to as many queries as keys.
+  problem.causal = options.causal() || options.window() == 1 || options.right_window() == 0;
+  if (problem.causal) problem.right_window.reset();
+  problem.top_left = options.top_left();
   problem.sequences = std::move(packed);
-  return detail::attend_problem(problem).output.squeeze(0).transpose(0, 1);
+  const auto attended = detail::attend_problem(problem);
+  return {attended.output.squeeze(0).transpose(0, 1),
+          call.with_lse ? attended.lse.squeeze(0).transpose(0, 1) : at::Tensor()};
 }
 
 at::Tensor on_device(const at::Tensor& offsets, const at::Tensor& query) {
   return detail::to_device(offsets, query.device()).to(at::kInt).contiguous();
 }
 
-at::Tensor attend_to_runs(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                          std::vector<Run> runs, const AttendOptions& options) {
+Packed attend_to_runs(const VarlenCall& call, std::vector<Run> runs, const AttendOptions& options) {
   if (runs.empty()) runs.push_back({1, 0, 0});  // an empty run, so that autograd records the call
-  const auto queries = split_runs(query, runs, &Run::query_length);
-  const auto keys = split_runs(key, runs, &Run::key_length);
-  const auto values = split_runs(value, runs, &Run::key_length);
-  std::vector<at::Tensor> outputs;
+  const auto queries = split_runs(call.query, runs, &Run::query_length);
+  const auto keys = split_runs(call.key, runs, &Run::key_length);
+  const auto values = split_runs(call.value, runs, &Run::key_length);
+  std::vector<at::Tensor> outputs, lses;
   outputs.reserve(runs.size());
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto& run = runs[i];
-    const auto output = attend(as_batch(queries[i], run.count, run.query_length),
-                               as_batch(keys[i], run.count, run.key_length),
-                               as_batch(values[i], run.count, run.key_length), options);
+    const auto query = as_batch(queries[i], run.count, run.query_length);
+    const auto key = as_batch(keys[i], run.count, run.key_length);
+    const auto value = as_batch(values[i], run.count, run.key_length);
+    at::Tensor output, lse;
+    if (call.with_lse) {
+      std::tie(output, lse) = attend_with_lse(query, key, value, options);
+      lses.push_back(lse.transpose(1, 2).flatten(0, 1));  // [rows, H]
+    } else {
+      output = attend(query, key, value, options);
+    }
     outputs.push_back(output.transpose(1, 2).flatten(0, 1));  // [rows, H, Dv]
   }
-  return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+  const auto joined = [](const std::vector<at::Tensor>& parts) {
+    return parts.size() == 1 ? parts.front() : at::cat(parts);
+  };
+  return {joined(outputs), call.with_lse ? joined(lses) : at::Tensor()};
 }
 
 /// The longest query and key lengths, if the caller knows them: then offsets on a CUDA device need
@@ -127,32 +156,12 @@ struct Longest {
   std::optional<int64_t> query, key;
 };
 
-at::Tensor attend_sequences(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                            const at::Tensor& query_offsets, const at::Tensor& key_offsets,
-                            const Longest& longest, const AttendOptions& options) {
-  if (detail::is_autocast(query)) {
-    const auto call = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
-      return attend_sequences(q, k, v, query_offsets, key_offsets, longest, cast);
-    };
-    return detail::with_autocast(call, query, key, value, options);
-  }
-  check_arguments(query, key, value, query_offsets, key_offsets, options);
+/// Where each sequence ends, as LibTorch's kernels for CUDA read it.
+detail::PackedSequences packed_sequences(const VarlenCall& call, const Longest& longest,
+                                         const std::vector<int64_t>& query_lengths,
+                                         const std::vector<int64_t>& key_lengths) {
+  const auto& [function, query, key, value, query_offsets, key_offsets, with_lse] = call;
   const bool knows_longest = longest.query.has_value();
-  if (longest.query && longest.key) {
-    check_longest("longest_query", *longest.query, query.size(0));
-    check_longest("longest_key", *longest.key, key.size(0));
-  }
-  const bool in_runs = !query.is_cuda() || query_offsets.size(0) == 1;
-  std::vector<int64_t> query_lengths, key_lengths;
-  if (in_runs || !knows_longest || detail::cuda_routes() == detail::CudaRoutes::verify) {
-    query_lengths = lengths_between("query_offsets", query_offsets, query.size(0), "longest_query",
-                                    longest.query);
-    key_lengths =
-        lengths_between("key_offsets", key_offsets, key.size(0), "longest_key", longest.key);
-  }
-  if (in_runs) {
-    return attend_to_runs(query, key, value, find_runs(query_lengths, key_lengths), options);
-  }
   detail::PackedSequences packed;
   packed.same_offsets = knows_longest ? query_offsets.is_same(key_offsets)  // these are not read
                                       : query_lengths == key_lengths;
@@ -167,7 +176,35 @@ at::Tensor attend_sequences(const at::Tensor& query, const at::Tensor& key, cons
     packed.single_queries = std::count(query_lengths.begin(), query_lengths.end(), 1) ==
                             static_cast<std::ptrdiff_t>(query_lengths.size());
   }
-  return attend_on_cuda(query, key, value, options, std::move(packed));
+  return packed;
+}
+
+Packed attend_sequences(const VarlenCall& call, const Longest& longest,
+                        const AttendOptions& options) {
+  if (detail::is_autocast(call.query)) {
+    const auto again = [&](const auto& q, const auto& k, const auto& v, const auto& cast) {
+      return attend_sequences(
+          {call.function, q, k, v, call.query_offsets, call.key_offsets, call.with_lse}, longest,
+          cast);
+    };
+    return detail::with_autocast(again, call.query, call.key, call.value, options);
+  }
+  check_arguments(call, options);
+  const auto queries = call.query.size(0), keys = call.key.size(0);
+  if (longest.query && longest.key) {
+    check_longest(call, "longest_query", *longest.query, queries);
+    check_longest(call, "longest_key", *longest.key, keys);
+  }
+  const bool in_runs = !call.query.is_cuda() || call.query_offsets.size(0) == 1;
+  std::vector<int64_t> query_lengths, key_lengths;
+  if (in_runs || !longest.query || detail::cuda_routes() == detail::CudaRoutes::verify) {
+    query_lengths = lengths_between(call, "query_offsets", call.query_offsets, queries,
+                                    "longest_query", longest.query);
+    key_lengths =
+        lengths_between(call, "key_offsets", call.key_offsets, keys, "longest_key", longest.key);
+  }
+  if (in_runs) return attend_to_runs(call, find_runs(query_lengths, key_lengths), options);
+  return attend_on_cuda(call, options, packed_sequences(call, longest, query_lengths, key_lengths));
 }
 
 }  // namespace
@@ -175,14 +212,32 @@ at::Tensor attend_sequences(const at::Tensor& query, const at::Tensor& key, cons
 at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          const AttendOptions& options) {
-  return attend_sequences(query, key, value, query_offsets, key_offsets, {}, options);
+  return std::get<0>(attend_sequences(
+      {"attend_varlen", query, key, value, query_offsets, key_offsets, false}, {}, options));
 }
 
 at::Tensor attend_varlen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& query_offsets, const at::Tensor& key_offsets,
                          int64_t longest_query, int64_t longest_key, const AttendOptions& options) {
-  return attend_sequences(query, key, value, query_offsets, key_offsets,
-                          {longest_query, longest_key}, options);
+  return std::get<0>(
+      attend_sequences({"attend_varlen", query, key, value, query_offsets, key_offsets, false},
+                       {longest_query, longest_key}, options));
+}
+
+std::tuple<at::Tensor, at::Tensor> attend_varlen_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& query_offsets, const at::Tensor& key_offsets, const AttendOptions& options) {
+  return attend_sequences(
+      {"attend_varlen_with_lse", query, key, value, query_offsets, key_offsets, true}, {}, options);
+}
+
+std::tuple<at::Tensor, at::Tensor> attend_varlen_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& query_offsets, const at::Tensor& key_offsets, int64_t longest_query,
+    int64_t longest_key, const AttendOptions& options) {
+  return attend_sequences(
+      {"attend_varlen_with_lse", query, key, value, query_offsets, key_offsets, true},
+      {longest_query, longest_key}, options);
 }
 
 }  // namespace heed

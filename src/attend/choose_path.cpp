@@ -39,8 +39,9 @@ bool prefers_decode(const Problem& problem) {
 bool exceeds_fused(const Problem& problem) {
   const bool needs_mask =
       problem.causal && (problem.query_length() != problem.key_length() || problem.has_scores());
-  return problem.alibi_slopes.defined() || problem.documents.defined() || problem.padded() ||
-         needs_mask || problem.window || problem.dropout > 0.0 ||
+  return problem.alibi_slopes.defined() || problem.relative_bias.defined() || problem.block_mask ||
+         problem.documents.defined() || problem.padded() || needs_mask || problem.has_window() ||
+         problem.dropout > 0.0 || problem.mask_batch != MaskBatch::each ||
          (problem.bias.defined() && problem.bias.requires_grad()) ||
          problem.head_dim() != problem.value_head_dim();
 }
@@ -139,21 +140,32 @@ AttendPath choose_path(const Problem& problem) {
 }
 
 Problem without_unseen_keys(const Problem& problem) {
-  const bool has_some = problem.query.is_cuda() && problem.query_length() == 1 && problem.window &&
-                        !problem.has_lengths() && !problem.part() &&
-                        problem.wanted != Wanted::output_and_weights;
-  if (!has_some) return problem;
-  const auto seen = problem.visible_keys(0);
+  const bool is_single = problem.query_length() == 1;
+  const bool may_leave_out = problem.query.is_cuda() &&
+                             (problem.top_left || (is_single && problem.has_window())) &&
+                             !problem.is_empty() && !problem.has_lengths() && !problem.part() &&
+                             !problem.global_keys.defined() && !problem.relative_keys.defined() &&
+                             !problem.block_mask && problem.wanted != Wanted::output_and_weights;
+  if (!may_leave_out) return problem;
+  const KeyRange seen{problem.visible_keys(0).first,
+                      problem.visible_keys(problem.query_length() - 1).last};
+  const auto count = seen.last - seen.first;
+  // The last query must be at the last of the keys that are left.
+  if (count - problem.query_length() != problem.position(0) - seen.first) return problem;
   auto own = problem;
   const auto keep = [&](at::Tensor& tensor, int64_t dim) {
-    if (tensor.defined()) tensor = tensor.narrow(dim, seen.first, seen.last - seen.first);
+    if (tensor.defined()) tensor = tensor.narrow(dim, seen.first, count);
   };
   keep(own.key, 2);
   keep(own.value, 2);
   keep(own.mask, 3);
   keep(own.bias, 3);
   keep(own.key_documents, 1);
-  own.window.reset();
+  own.top_left = false;
+  if (is_single) {  // it sees all of them
+    own.causal = false;
+    own.left_window = own.right_window = std::nullopt;
+  }
   return own;
 }
 

@@ -110,7 +110,9 @@ PagedBatch PagedCall::make_batch(TokenRows tokens, const std::vector<KeyRun>& se
   }
   auto key_lengths = to_device(lengths, device_);
   return {std::move(tokens),
-          {{{}, std::move(key_lengths)}, to_device(table, device_).view({count, columns}), most},
+          {{{}, std::move(key_lengths), /*enough_keys=*/true},
+           to_device(table, device_).view({count, columns}),
+           most},
           std::move(lengths),
           {},
           false};

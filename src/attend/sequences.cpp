@@ -3,9 +3,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
 
 #include <optional>
 
@@ -26,9 +28,9 @@ Problem with_packed_documents(Problem problem, const PackedSequences& packed) {
   problem.documents = queries.unsqueeze(0);
   // Keys beyond the last offset get -1, a document that no query has.
   problem.key_documents = keys.masked_fill(keys.eq(count), -1).unsqueeze(0);
-  // The last query of a sequence stands at its last key.
+  // The last query of a sequence stands at its last key, or the first at its first.
   const auto apart = packed.key_offsets.to(at::kLong) - packed.query_offsets.to(at::kLong);
-  const auto ends = (queries + 1).clamp_max(count);
+  const auto ends = (problem.top_left ? queries : queries + 1).clamp_max(count);
   problem.positions =
       (numbers(problem, problem.query_length()) + apart.index_select(0, ends)).unsqueeze(0);
   problem.sequences = PlainSequences{};
@@ -48,13 +50,28 @@ Problem with_padded_documents(Problem problem, const PaddedSequences& padded) {
   const auto queries = numbers(problem, problem.query_length()).unsqueeze(0);
   const auto keys = numbers(problem, problem.key_length()).unsqueeze(0);
   const auto key_lengths = padded.key_lengths.unsqueeze(1);
-  problem.key_documents = keys.lt(key_lengths).to(at::kLong);  // 1, or 0 for padding
-  problem.positions = queries + key_lengths - problem.query_length();
-  problem.documents = (queries >= 0).to(at::kLong);
-  if (padded.query_lengths.defined()) {
-    const auto query_lengths = padded.query_lengths.unsqueeze(1);
-    problem.positions = queries + key_lengths - query_lengths;
-    problem.documents = queries.lt(query_lengths).to(at::kLong) * 2 - 1;  // -1 for padding
+  const auto query_lengths = padded.query_lengths.defined()
+                                 ? padded.query_lengths.unsqueeze(1)
+                                 : at::full_like(key_lengths, problem.query_length());
+  problem.positions = problem.top_left ? queries : queries + key_lengths - query_lengths;
+  const auto query_exists = queries.lt(query_lengths), key_exists = keys.lt(key_lengths);
+  if (problem.documents.defined()) {
+    // Padding gets two documents that no token has. The number 0 is one more, because there may be
+    // no tokens. Only operators are used that meta tensors have.
+    const auto documents = problem.documents.to(at::kLong);
+    const auto key_documents = problem.key_documents.to(at::kLong);
+    const auto least =
+        at::cat({documents.flatten(), key_documents.flatten(), at::zeros({1}, documents.options())})
+            .amin(0);
+    const auto or_padding = [](const at::Tensor& ids, const at::Tensor& exist,
+                               const at::Tensor& padding) {
+      return ids * exist + padding * exist.eq(0);
+    };
+    problem.documents = or_padding(documents, query_exists, least - 1);
+    problem.key_documents = or_padding(key_documents, key_exists, least - 2);
+  } else {
+    problem.documents = query_exists.to(at::kLong) * 2 - 1;  // 1, or -1 for padding
+    problem.key_documents = key_exists.to(at::kLong);        // 1, or 0 for padding
   }
   problem.sequences = PlainSequences{};
   return problem;

@@ -9,6 +9,7 @@
 #include "core/dtypes.h"
 #include "core/floating_mask.h"
 #include "core/offsets.h"
+#include "core/plain.h"
 #include "core/to_device.h"
 
 namespace heed::detail {
@@ -45,7 +46,8 @@ std::string shape_advice(const char* name, const at::Tensor& tensor, const Score
   return is_other_layout ? kOtherLayout : "";
 }
 
-/// Checks that a mask or bias is [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S].
+/// Checks that a mask or bias is [L, S], [B or 1, L or 1, S] or [B or 1, H or 1, L or 1, S], where
+/// B may be a number that divides it if mask_batch is not `each`.
 void check_score_shape(const char* function, const char* name, const at::Tensor& tensor,
                        const ScoreSizes& sizes, bool is_mask) {
   const auto rank = tensor.dim();
@@ -59,22 +61,59 @@ void check_score_shape(const char* function, const char* name, const at::Tensor&
                dim, actual, letter, size, may_be_one ? " or 1" : "", name, shape(tensor),
                shape(sizes.query), shape(sizes.key), shape_advice(name, tensor, sizes, is_mask));
   };
-  if (rank >= 3) check_dim(0, "B", sizes.batch, /*may_be_one=*/true);
+  if (rank >= 3 && sizes.mask_batch == MaskBatch::each) {
+    check_dim(0, "B", sizes.batch, /*may_be_one=*/true);
+  } else if (rank >= 3) {
+    const auto count = tensor.size(0);
+    HEED_CHECK(count >= 1 && sizes.batch % count == 0,
+               "{}: {} dim 0 ({}) must divide B ({}) with mask_batch; {} {}, query {}, key {}",
+               function, name, count, sizes.batch, name, shape(tensor), shape(sizes.query),
+               shape(sizes.key));
+  }
   if (rank == 4) check_dim(1, "H", sizes.heads, /*may_be_one=*/true);
   check_dim(rank - 2, "L", sizes.query_length, /*may_be_one=*/rank >= 3);
   check_dim(rank - 1, "S", sizes.key_length, /*may_be_one=*/false);
 }
 
+/// Checks a tensor of numbers for each head, whose dimension of heads is `dim`.
 void check_head_tensor(const char* function, const char* name, const at::Tensor& tensor,
-                       const at::Tensor& query) {
-  check_defined(function, name, tensor);
-  check_rank(function, name, tensor, 1);
+                       const at::Tensor& query, int64_t dim) {
   check_floating(function, name, tensor);
   check_same_device(function, name, tensor, "query", query);
-  HEED_CHECK(tensor.size(0) == query.size(1),
-             "{}: {} dim 0 ({}) must equal query dim 1 ({}); query {}{}", function, name,
-             tensor.size(0), query.size(1), shape(query),
-             query.dim() == 4 && tensor.size(0) == query.size(2) ? kOtherLayout : "");
+  HEED_CHECK(tensor.size(dim) == query.size(1),
+             "{}: {} dim {} ({}) must equal query dim 1 ({}); query {}{}", function, name, dim,
+             tensor.size(dim), query.size(1), shape(query),
+             query.dim() == 4 && tensor.size(dim) == query.size(2) ? kOtherLayout : "");
+}
+
+void check_alibi_slopes(const char* function, const at::Tensor& slopes, const at::Tensor& query) {
+  constexpr auto kName = "alibi_slopes";
+  check_defined(function, kName, slopes);
+  const bool of_batch = query.dim() == 4 && slopes.dim() == 2;
+  if (!of_batch) check_rank(function, kName, slopes, 1);
+  check_head_tensor(function, kName, slopes, query, slopes.dim() - 1);
+  if (of_batch) check_same_dim(function, kName, slopes, "query", query, 0);
+}
+
+void check_relative_bias(const char* function, const at::Tensor& bias, const at::Tensor& query) {
+  constexpr auto kName = "relative_bias";
+  check_defined(function, kName, bias);
+  check_rank(function, kName, bias, 2);
+  check_head_tensor(function, kName, bias, query, /*dim=*/0);
+  HEED_CHECK(bias.size(1) % 2 == 1,
+             "{}: {} dim 1 ({}) must be odd: 2 R + 1 numbers for distances from -R to R; {} {}",
+             function, kName, bias.size(1), kName, shape(bias));
+}
+
+/// Checks a tensor that has an element for each of `length` tokens, [letter] or [B, letter].
+void check_tokens_shape(const char* function, const char* name, const at::Tensor& tensor,
+                        const char* letter, int64_t length, const ScoreSizes& sizes) {
+  check_same_device(function, name, tensor, "query", sizes.query);
+  const auto rank = tensor.dim();
+  HEED_CHECK((rank == 1 || rank == 2) && tensor.size(rank - 1) == length &&
+                 (rank == 1 || tensor.size(0) == sizes.batch),
+             "{}: {} {} must have the shape [{}] or [B, {}]; query {}, key {}", function, name,
+             shape(tensor), letter, letter, shape(sizes.query), shape(sizes.key));
 }
 
 }  // namespace
@@ -111,17 +150,21 @@ void check_bias(const char* function, const at::Tensor& bias, const ScoreSizes& 
   check_score_shape(function, "bias", bias, sizes, /*is_mask=*/false);
 }
 
+void check_block_mask(const char* function, const BlockMask& mask, const ScoreSizes& sizes) {
+  const auto own = mask.sizes();
+  const auto is = [&](size_t dim, int64_t size) { return own[dim] == size; };
+  HEED_CHECK((is(0, sizes.batch) || is(0, 1)) && (is(1, sizes.heads) || is(1, 1)) &&
+                 is(2, sizes.query_length) && is(3, sizes.key_length),
+             "{}: block_mask {} must have the sizes [B or 1, H or 1, L, S]; query {}, key {}",
+             function, c10::str(own), shape(sizes.query), shape(sizes.key));
+}
+
 void check_documents(const char* function, const AttendOptions& options, const ScoreSizes& sizes) {
   const auto check = [&](const char* name, const at::Tensor& ids, const char* letter,
                          int64_t length) {
     check_defined(function, name, ids);
     check_integer(function, name, ids);
-    check_same_device(function, name, ids, "query", sizes.query);
-    const auto rank = ids.dim();
-    HEED_CHECK((rank == 1 || rank == 2) && ids.size(rank - 1) == length &&
-                   (rank == 1 || ids.size(0) == sizes.batch),
-               "{}: {} {} must have the shape [{}] or [B, {}]; query {}, key {}", function, name,
-               shape(ids), letter, letter, shape(sizes.query), shape(sizes.key));
+    check_tokens_shape(function, name, ids, letter, length, sizes);
   };
   const auto& documents = options.documents();
   const auto& keys = options.key_documents();
@@ -134,6 +177,50 @@ void check_documents(const char* function, const AttendOptions& options, const S
   }
   HEED_CHECK(documents, "{}: key_documents needs documents", function);
   check("key_documents", *keys, "S", sizes.key_length);
+}
+
+void check_sequence_lengths(const char* function, const AttendOptions& options,
+                            const ScoreSizes& sizes) {
+  const auto check = [&](const char* name, const std::optional<at::Tensor>& lengths,
+                         const char* letter, int64_t most) {
+    if (!lengths) return;
+    check_defined(function, name, *lengths);
+    HEED_CHECK(lengths->scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function,
+               name, c10::toString(lengths->scalar_type()));
+    check_same_device(function, name, *lengths, "query", sizes.query);
+    HEED_CHECK(lengths->sizes() == at::IntArrayRef({sizes.batch}),
+               "{}: {} {} must have the shape [B]; query {}, key {}", function, name,
+               shape(*lengths), shape(sizes.query), shape(sizes.key));
+    if (!lengths->is_cpu() || !is_unwrapped(*lengths) || !calls_reach_kernels()) return;
+    const auto numbers = to_host(*lengths);
+    for (size_t b = 0; b < numbers.size(); ++b) {
+      HEED_CHECK(numbers[b] >= 0 && numbers[b] <= most,
+                 "{}: {}[{}] ({}) must be at least 0 and at most {} ({}); query {}, key {}",
+                 function, name, b, numbers[b], letter, most, shape(sizes.query), shape(sizes.key));
+    }
+  };
+  check("query_lengths", options.query_lengths(), "L", sizes.query_length);
+  check("key_lengths", options.key_lengths(), "S", sizes.key_length);
+}
+
+void check_global_tokens(const char* function, const at::Tensor& tokens, const ScoreSizes& sizes) {
+  constexpr auto kName = "global_tokens";
+  check_defined(function, kName, tokens);
+  HEED_CHECK(tokens.scalar_type() == at::kBool, "{}: {} dtype ({}) must be Bool", function, kName,
+             c10::toString(tokens.scalar_type()));
+  check_tokens_shape(function, kName, tokens, "S", sizes.key_length, sizes);
+}
+
+void check_relative_positions(const char* function, const AttendOptions& options,
+                              const ScoreSizes& sizes) {
+  constexpr auto kName = "relative_positions";
+  const auto& positions = options.relative_positions();
+  if (!positions) return;
+  HEED_CHECK(options.relative_bias(), "{}: {} needs relative_bias", function, kName);
+  check_defined(function, kName, *positions);
+  HEED_CHECK(positions->scalar_type() == at::kLong, "{}: {} dtype ({}) must be Long", function,
+             kName, c10::toString(positions->scalar_type()));
+  check_tokens_shape(function, kName, *positions, "S", sizes.key_length, sizes);
 }
 
 void check_scales(const char* function, const std::string& name, const char* tensor_name,
@@ -154,10 +241,17 @@ void check_scales(const char* function, const std::string& name, const char* ten
 }
 
 void check_draft_options(const char* function, const AttendOptions& options) {
-  const char* contradicts = options.mask()           ? "mask"
-                            : options.documents()    ? "documents"
-                            : options.alibi_slopes() ? "alibi_slopes"
-                                                     : nullptr;
+  const char* contradicts = options.mask()            ? "mask"
+                            : options.block_mask()    ? "block_mask"
+                            : options.documents()     ? "documents"
+                            : options.alibi_slopes()  ? "alibi_slopes"
+                            : options.right_window()  ? "right_window"
+                            : options.top_left()      ? "top_left"
+                            : options.query_lengths() ? "query_lengths"
+                            : options.key_lengths()   ? "key_lengths"
+                            : options.global_tokens() ? "global_tokens"
+                            : options.relative_bias() ? "relative_bias"
+                                                      : nullptr;
   HEED_CHECK(contradicts == nullptr, "{}: {} must be absent with parents", function, contradicts);
 }
 
@@ -183,9 +277,16 @@ void check_draft(const char* function, const at::Tensor& parents, const AttendOp
 
 void check_no_scores(const char* function, const char* why, const AttendOptions& options) {
   HEED_CHECK(!options.mask(), "{}: mask must be absent: {}", function, why);
+  HEED_CHECK(!options.block_mask(), "{}: block_mask must be absent: {}", function, why);
   HEED_CHECK(!options.documents() && !options.key_documents(), "{}: documents must be absent: {}",
              function, why);
   HEED_CHECK(!options.bias(), "{}: bias must be absent: sequences differ in shape", function);
+  HEED_CHECK(!options.query_lengths() && !options.key_lengths(),
+             "{}: query_lengths and key_lengths must be absent: {}", function, why);
+  HEED_CHECK(!options.global_tokens(),
+             "{}: global_tokens must be absent: sequences differ in shape", function);
+  HEED_CHECK(!options.relative_positions(),
+             "{}: relative_positions must be absent: sequences differ in shape", function);
 }
 
 void check_plain_keys(const char* function, const AttendOptions& options) {
@@ -240,16 +341,26 @@ void check_tensors(const char* function, const at::Tensor& query, const at::Tens
 
 void check_head_tensors(const char* function, const at::Tensor& query,
                         const AttendOptions& options) {
-  if (const auto& slopes = options.alibi_slopes()) {
-    check_head_tensor(function, "alibi_slopes", *slopes, query);
-    HEED_CHECK(!slopes->requires_grad() || !at::GradMode::is_enabled(),
-               "{}: alibi_slopes must not require grad: pass -slope * |p - j| as bias", function);
+  if (const auto& slopes = options.alibi_slopes()) check_alibi_slopes(function, *slopes, query);
+  if (const auto& sinks = options.sinks()) {
+    check_defined(function, "sinks", *sinks);
+    check_rank(function, "sinks", *sinks, 1);
+    check_head_tensor(function, "sinks", *sinks, query, /*dim=*/0);
   }
-  if (options.sinks()) check_head_tensor(function, "sinks", *options.sinks(), query);
+  if (const auto& bias = options.relative_bias()) check_relative_bias(function, *bias, query);
 }
 
 void check_score_options(const char* function, const AttendOptions& options) {
-  if (options.window()) check_positive(function, "window", *options.window());
+  const auto window = options.window();
+  if (window) check_positive(function, "window", *window);
+  const auto check_side = [&](const char* name, std::optional<int64_t> side) {
+    if (!side) return;
+    check_not_negative(function, name, *side);
+    HEED_CHECK(!window, "{}: {} ({}) must be absent with window ({}), which sets both sides",
+               function, name, *side, window.value_or(0));
+  };
+  check_side("left_window", options.left_window());
+  check_side("right_window", options.right_window());
   check_probability(function, "dropout", options.dropout());
   const auto scale = options.scale(), softcap = options.softcap();
   HEED_CHECK(!scale || (std::isfinite(*scale) && *scale != 0.0),
@@ -276,10 +387,15 @@ void check_precision(const char* function, at::ScalarType dtype, const AttendOpt
 void check_attend(const char* function, const at::Tensor& query, const at::Tensor& key,
                   const at::Tensor& value, const AttendOptions& options) {
   check_tensors(function, query, key, value, /*rank=*/4, options);
-  const ScoreSizes sizes{query, key, query.size(0), query.size(1), query.size(2), key.size(2)};
+  const ScoreSizes sizes{query,         key,         query.size(0),       query.size(1),
+                         query.size(2), key.size(2), options.mask_batch()};
   if (options.mask()) check_mask(function, "mask", *options.mask(), sizes);
+  if (options.block_mask()) check_block_mask(function, *options.block_mask(), sizes);
   if (options.bias()) check_bias(function, *options.bias(), sizes);
   check_documents(function, options, sizes);
+  check_sequence_lengths(function, options, sizes);
+  if (options.global_tokens()) check_global_tokens(function, *options.global_tokens(), sizes);
+  check_relative_positions(function, options, sizes);
   if (options.parents()) check_draft(function, *options.parents(), options, sizes);
   check_head_tensors(function, query, options);
   check_score_options(function, options);

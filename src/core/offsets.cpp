@@ -24,7 +24,11 @@ void check_numbers(const char* function, const char* name, const at::Tensor& num
 }
 
 void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets) {
-  check_numbers(function, name, offsets);
+  check_defined(function, name, offsets);
+  HEED_CHECK(!offsets.is_meta(), "{}: {} device (meta) must hold values", function, name);
+  const auto dtype = offsets.scalar_type();
+  HEED_CHECK(dtype == at::kLong || dtype == at::kInt, "{}: {} dtype ({}) must be Long or Int",
+             function, name, c10::toString(dtype));
   HEED_CHECK(offsets.dim() == 1 && offsets.size(0) >= 1,
              "{}: {} must be a vector of at least 1 element; {} {}", function, name, name,
              shape(offsets));
@@ -33,7 +37,7 @@ void check_offsets_shape(const char* function, const char* name, const at::Tenso
 std::vector<int64_t> checked_lengths(const char* function, const char* name,
                                      const at::Tensor& offsets, int64_t total) {
   check_offsets_shape(function, name, offsets);
-  const auto ends = to_host(offsets);
+  const auto ends = to_host(offsets.to(at::kLong));
   HEED_CHECK(ends.front() == 0, "{}: {}[0] ({}) must equal 0", function, name, ends.front());
   for (size_t n = 0; n + 1 < ends.size(); ++n) {
     HEED_CHECK(ends[n] <= ends[n + 1], "{}: {}[{}] ({}) must be at least {}[{}] ({})", function,
@@ -44,6 +48,8 @@ std::vector<int64_t> checked_lengths(const char* function, const char* name,
   return between(ends);
 }
 
-std::vector<int64_t> lengths(const at::Tensor& offsets) { return between(to_host(offsets)); }
+std::vector<int64_t> lengths(const at::Tensor& offsets) {
+  return between(to_host(offsets.to(at::kLong)));
+}
 
 }  // namespace heed::detail

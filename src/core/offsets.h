@@ -11,11 +11,11 @@ namespace heed::detail {
 /// Throws c10::ValueError unless the tensor is int64 and holds values.
 void check_numbers(const char* function, const char* name, const at::Tensor& numbers);
 
-/// Throws c10::ValueError unless offsets are int64 [N + 1].
+/// Throws c10::ValueError unless offsets are int64 or int32 [N + 1].
 void check_offsets_shape(const char* function, const char* name, const at::Tensor& offsets);
 
 /// Returns the N lengths between offsets [N + 1]. Throws c10::ValueError unless the offsets are
-/// int64, begin with 0, never fall and end with `total`.
+/// int64 or int32, begin with 0, never fall and end with `total`.
 std::vector<int64_t> checked_lengths(const char* function, const char* name,
                                      const at::Tensor& offsets, int64_t total);
 

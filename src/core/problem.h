@@ -53,10 +53,11 @@ struct PackedSequences {
 };
 
 /// Sequences that are padded at their end: only their first queries and keys exist. The last query
-/// stands at the last key. There are no documents.
+/// stands at the last key, unless the problem is top_left.
 struct PaddedSequences {
   at::Tensor query_lengths;  // int64 [B], contiguous; undefined: all queries exist
-  at::Tensor key_lengths;    // int64 [B], contiguous, not below query_lengths
+  at::Tensor key_lengths;    // int64 [B], contiguous
+  bool enough_keys = false;  // whether the host knows that no sequence has fewer keys than queries
 };
 
 /// The number of keys in a page is a multiple of this, because kernels read so many at a time.
@@ -81,15 +82,25 @@ struct Problem {
   at::Tensor query;  // [B, H, L, D]
   at::Tensor key;    // [B, G, S, D], or pages
   at::Tensor value;  // [B, G, S, Dv], or pages
-  at::Tensor mask;   // bool [B or 1, H or 1, L or 1, S], or undefined
+  at::Tensor mask;   // bool [n, H or 1, L or 1, S], or undefined; n is 1, B, or see score_batch
   at::Tensor bias;   // floating, shaped as mask, or undefined
+  MaskBatch mask_batch = MaskBatch::each;  // `each` unless n divides B
+  std::optional<BlockMask> block_mask;     // if given, hides a key from some query
   bool causal = false;
-  std::optional<int64_t> window;
+  // How many keys before and after its position a query sees; nullopt: all of them
+  std::optional<int64_t> left_window, right_window;
+  bool top_left = false;  // whether query i is at position i, also if L and S differ
   double dropout = 0.0;
   double scale = 1.0;
-  double softcap = 0.0;                 // 0: none
-  at::Tensor alibi_slopes;              // [H] in the dtype of the computation, or undefined
-  at::Tensor sinks;                     // [H] in the dtype of the computation, or undefined
+  double softcap = 0.0;      // 0: none
+  at::Tensor sinks;          // [H] in the dtype of the computation, or undefined
+  at::Tensor relative_bias;  // [H, 2 R + 1] in the dtype of the computation, or undefined
+  at::Tensor alibi_slopes;   // [B or 1, H] in the dtype of the computation, or undefined
+  // int64 [B or 1, L] and [B or 1, S], or undefined: relative positions of queries and keys, if
+  // they are not the positions themselves
+  at::Tensor relative_rows, relative_keys;
+  // bool [B or 1, L] and [B or 1, S], or undefined: queries and keys that windows do not concern
+  at::Tensor global_rows, global_keys;
   at::Tensor documents, key_documents;  // integer [B or 1, L] and [B or 1, S], or undefined
   at::Tensor positions;  // int64 [B or 1, L]: positions of queries, or undefined: position()
   // float32 [B, G, S], or [P, G, page] with pages. If defined, keys and values are quantized.
@@ -109,14 +120,23 @@ struct Problem {
   }
   const PagedSequences* paged() const { return std::get_if<PagedSequences>(&sequences); }
   /// @}
-  /// Whether there is a mask or a bias, which have an element for each score.
-  bool has_scores() const { return mask.defined() || bias.defined(); }
+  /// Whether there is a mask, a block mask or a bias, which have an element for each score.
+  bool has_scores() const { return mask.defined() || block_mask || bias.defined(); }
   /// Whether each sequence has lengths of its own.
   bool has_lengths() const { return packed() || padded(); }
   /// Whether results are rounded to the dtype of the query. Results that are merged stay float32,
   /// or float64 for float64 tensors, until they have been merged.
   bool rounds() const { return !merged && !part(); }
   bool is_quantized() const { return key_scales.defined(); }
+  bool has_window() const { return left_window || right_window; }
+  /// The batch of mask or bias, which may have fewer than B, that sequence b has.
+  int64_t score_batch(const at::Tensor& scores, int64_t b) const {
+    const auto count = scores.size(0);
+    if (mask_batch == MaskBatch::repeated) return b / (batch() / count);
+    return count == batch() ? b : b % count;
+  }
+  /// Whether causal or a window hides keys by their distance from a query.
+  bool hides_by_distance() const { return causal || has_window(); }
   /// Whether heed's kernels can read quantized keys and values without a copy.
   bool has_quantized_rows() const {
     return key.stride(3) == 1 && value.stride(3) == 1 && key_scales.stride(2) == 1 &&
@@ -138,7 +158,8 @@ struct Problem {
   bool has_tangent() const;
   /// Whether a query may not see all keys.
   bool may_hide() const {
-    return mask.defined() || causal || window || documents.defined() || has_lengths();
+    return mask.defined() || block_mask || hides_by_distance() || documents.defined() ||
+           has_lengths();
   }
   /// How many queries sequence b has. Its lengths must be on the CPU.
   int64_t query_count(int64_t b) const {
@@ -156,26 +177,34 @@ struct Problem {
   }
   /// The position of a query among the keys. Sequences must not be padded.
   int64_t position(int64_t query_index) const {
-    const auto* own = part();
-    if (!own) return query_index + key_length() - query_length();
-    return query_index + own->first_query + own->key_length - own->query_length - own->first_key;
+    const auto own = place();
+    const auto behind = top_left ? 0 : own.key_length - own.query_length;
+    return query_index + own.first_query - own.first_key + behind;
   }
   /// The position of a query of sequence b, which may be padded. Its lengths must be on the CPU.
   int64_t position(int64_t b, int64_t query_index) const;
   at::ScalarType result_dtype() const;
-  /// The keys that a query of sequence b sees by causal, window and lengths, which must be on the
+  /// The keys that a query of sequence b sees by causal, windows and lengths, which must be on the
   /// CPU.
   KeyRange visible_keys(int64_t b, int64_t query_index) const;
   /// The keys that at least one of the queries [first, last) of sequence b sees. They are one
   /// range, because the ranges of neighboring queries leave no gap.
   KeyRange visible_keys(int64_t b, int64_t first, int64_t last) const;
-  /// The keys that a query sees by causal and window alone.
+  /// The keys that a query sees by causal and windows alone.
   KeyRange visible_keys(int64_t query_index) const;
-  /// The keys out of [0, key_count) that a query at this position sees by causal and window.
+  /// The keys out of [0, key_count) that the windows of a query at this position show.
+  KeyRange window_at(int64_t position, int64_t key_count) const {
+    return clamped({left_window ? position - *left_window : 0,
+                    right_window ? position + *right_window + 1 : key_count},
+                   key_count);
+  }
+  /// The keys out of [0, key_count) that a query at this position may see by causal and windows;
+  /// by causal alone, if global tokens lift windows.
   KeyRange keys_near(int64_t position, int64_t key_count) const {
-    KeyRange range{0, key_count};
-    if (window) range = {position - *window + 1, position + *window};
-    if (causal) range.last = position + 1;
+    auto range = global_keys.defined() ? KeyRange{0, key_count} : window_at(position, key_count);
+    return both(range, clamped({0, causal ? position + 1 : key_count}, key_count));
+  }
+  static KeyRange clamped(KeyRange range, int64_t key_count) {
     return {std::clamp<int64_t>(range.first, 0, key_count),
             std::clamp<int64_t>(range.last, 0, key_count)};
   }
@@ -183,10 +212,13 @@ struct Problem {
 
 /// The tensors of a Problem; the first `kGradientTensors` may carry gradients.
 inline constexpr at::Tensor Problem::*kProblemTensors[] = {
-    &Problem::query,         &Problem::key,       &Problem::value,        &Problem::bias,
-    &Problem::sinks,         &Problem::mask,      &Problem::alibi_slopes, &Problem::documents,
-    &Problem::key_documents, &Problem::positions, &Problem::key_scales,   &Problem::value_scales};
-inline constexpr size_t kGradientTensors = 5;
+    &Problem::query,         &Problem::key,         &Problem::value,
+    &Problem::bias,          &Problem::sinks,       &Problem::relative_bias,
+    &Problem::alibi_slopes,  &Problem::mask,        &Problem::documents,
+    &Problem::key_documents, &Problem::positions,   &Problem::relative_rows,
+    &Problem::relative_keys, &Problem::global_rows, &Problem::global_keys,
+    &Problem::key_scales,    &Problem::value_scales};
+inline constexpr size_t kGradientTensors = 7;
 
 /// Which gradients are computed, in the order of kProblemTensors; the others are undefined.
 using WantedGradients = std::array<bool, kGradientTensors>;

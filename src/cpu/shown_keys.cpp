@@ -16,12 +16,17 @@
 //       rows_[query]      = two bits for each cell of 16    # 1/64 of the mask's bytes
 //       blocks_[query / 64].any |= rows_[query].any
 //   for each cell of keys, and for each 64 queries: the least and the largest document
+//   for the global tokens: a bit for each key, two bits for each cell
 //
 //   16 keys of a query   1111111111111111   1100000000000001   0000000000000000
 //   their cell           any and all        any                neither
 //
 // Dimensions that the mask broadcasts (stride 0) are read once. Attention over blocks skips cells
-// that no query sees. docs/kernels.md, Block ("What is hidden is not computed").
+// that no query sees.
+//
+// A block mask is kept by tiles of 64 queries and 64 keys already. The bits of its cells and keys
+// are made for one block of queries and keys at a time. docs/kernels.md, Block ("What is hidden is
+// not computed").
 
 namespace heed::detail {
 
@@ -42,6 +47,50 @@ CellBits cells_at(const CellBits* row, int64_t words, int64_t cell) {
   return {shifted(row[word].any, next.any, shift), shifted(row[word].all, next.all, shift)};
 }
 
+static_assert(BlockMaskBits::kTile == kBlockQueries && BlockMaskBits::kTile == kKeysOfBits);
+
+constexpr int64_t kTileCells = BlockMaskBits::kTile / kCellKeys;
+
+/// Bit n: whether one of the bits [16 n, 16 n + 16) is 1.
+uint64_t cells_of_keys(uint64_t keys) {
+  static_assert(kCellKeys == 16);
+  uint64_t cells = 0;
+  for (int64_t n = 0; n < kTileCells; ++n) {
+    cells |= uint64_t{(keys >> (n * kCellKeys) & 0xffffU) != 0} << n;
+  }
+  return cells;
+}
+
+/// The bits of a block mask's tile in a word whose first bit is cell `cell`.
+uint64_t moved_to(int64_t cell, int64_t tile, uint64_t cells) {
+  const auto shift = tile * kTileCells - cell;
+  return shift >= 0 ? cells << shift : cells >> -shift;
+}
+
+/// The tiles of a block mask that have cells [cell, cell + count).
+KeyRange tiles_of(int64_t cell, int64_t count) {
+  return {cell / kTileCells, ceil_div(cell + count, kTileCells)};
+}
+
+/// Calls visit(tile, rows, words) for the tiles of `tiles` that a block mask does not hide from
+/// `queries`. `rows` are those of the queries that are in the tile; `words` has a word for each of
+/// them, and is null if the tile is full.
+template <typename Visit>
+void for_each_shown(const BlockMaskBits& mask, int64_t b, int64_t h, KeyRange queries,
+                    KeyRange tiles, const Visit& visit) {
+  for (auto first = queries.first; first < queries.last;) {
+    const auto row = first / kBlockQueries;
+    const KeyRange rows{first, std::min((row + 1) * kBlockQueries, queries.last)};
+    const auto pass_on = [&](int64_t tile, const uint64_t* words) {
+      visit(tile, rows, words == nullptr ? nullptr : words + first % kBlockQueries);
+    };
+    mask.for_each_seen(b, h, row, tiles.first, tiles.last, pass_on);
+    first = rows.last;
+  }
+}
+
+CellBits both(CellBits a, CellBits b) { return {a.any & b.any, a.all & b.all}; }
+
 /// The mask with size 1 in dimensions of stride 0, which an expanded tensor has: they are read
 /// once.
 at::Tensor without_copies(at::Tensor mask) {
@@ -54,9 +103,13 @@ at::Tensor without_copies(at::Tensor mask) {
 }  // namespace
 
 ShownKeys::ShownKeys(const Problem& problem)
-    : cell_count_(ceil_div(problem.key_length(), kCellKeys)) {
+    : problem_(problem),
+      key_length_(problem.key_length()),
+      cell_count_(ceil_div(key_length_, kCellKeys)) {
   if (problem.mask.defined()) look_at_mask(without_copies(problem.mask));
+  if (problem.block_mask) block_mask_ = &problem.block_mask->bits();
   if (problem.documents.defined()) look_at_documents(problem.documents, problem.key_documents);
+  if (problem.global_keys.defined()) look_at_global_tokens();
 }
 
 void ShownKeys::look_at_mask(const at::Tensor& mask) {
@@ -64,8 +117,8 @@ void ShownKeys::look_at_mask(const at::Tensor& mask) {
   const auto queries = mask.size(2);
   const auto matrices = mask.size(0) * mask.size(1);
   const auto blocks = ceil_div(queries, kBlockQueries);
-  rows_ = {mask.size(0), mask.size(1), queries, words, {}};
-  blocks_ = {mask.size(0), mask.size(1), blocks, words, {}};
+  rows_ = {mask.size(1), queries, words, {}};
+  blocks_ = {mask.size(1), blocks, words, {}};
   key_words_ = ceil_div(mask.size(3), kKeysOfBits);
   key_bits_.resize(static_cast<size_t>(matrices * queries * key_words_));
   rows_.cells.resize(static_cast<size_t>(matrices * queries * words));
@@ -127,6 +180,42 @@ void ShownKeys::look_at_documents(const at::Tensor& documents, const at::Tensor&
   if (same(of_queries_) && same(of_keys_)) documents_ = key_documents_ = at::Tensor();
 }
 
+void ShownKeys::look_at_global_tokens() {
+  global_rows_ = problem_.global_rows.contiguous();
+  const auto tokens = problem_.global_keys.contiguous();
+  const auto count = tokens.size(1);
+  const auto key_words = ceil_div(count, kKeysOfBits), words = ceil_div(cell_count_, kCellsOfBits);
+  global_bits_.resize(static_cast<size_t>(tokens.size(0) * key_words));
+  global_cells_.resize(static_cast<size_t>(tokens.size(0) * words));
+  for (int64_t b = 0; b < tokens.size(0); ++b) {
+    instruction_set().scores.look_at_mask(tokens.const_data_ptr<bool>() + b * count, 1, count,
+                                          global_bits_.data() + b * key_words,
+                                          global_cells_.data() + b * words);
+  }
+  for (int64_t b = 0; b < problem_.batch(); ++b) {
+    const auto of_keys = tokens.size(0) == 1 ? 0 : b;
+    const auto of_queries = global_rows_.size(0) == 1 ? 0 : b;
+    global_.push_back({global_rows_.const_data_ptr<bool>() + of_queries * global_rows_.size(1),
+                       global_bits_.data() + of_keys * key_words,
+                       global_cells_.data() + of_keys * words, problem_.position(b, 0),
+                       problem_.key_count(b)});
+  }
+}
+
+CellBits ShownKeys::window_cells(const GlobalTokens& tokens, KeyRange queries, int64_t cell) const {
+  auto found = cells_at(tokens.cells, ceil_div(cell_count_, kCellsOfBits), cell);
+  const auto window = [&](int64_t query) {
+    return problem_.window_at(tokens.first_position + query, tokens.key_count);
+  };
+  const KeyRange near{window(queries.first).first, window(queries.last - 1).last};
+  // A window that has the last key has its cell to the end.
+  const auto last = near.last == key_length_ ? cell_count_ * kCellKeys : near.last;
+  const auto of_window = cells_between(near.first, near.empty() ? 0 : last, cell);
+  found.any |= of_window.any;
+  found.all |= of_window.all;
+  return found;
+}
+
 CellBits ShownKeys::document_cells(int64_t b, int64_t document, int64_t cell, int64_t count) const {
   const auto* bounds = of_keys_.data() + (key_documents_.size(0) == 1 ? 0 : b * cell_count_) + cell;
   CellBits found;
@@ -138,22 +227,65 @@ CellBits ShownKeys::document_cells(int64_t b, int64_t document, int64_t cell, in
   return found;
 }
 
+void ShownKeys::key_bits(int64_t b, int64_t h, KeyRange queries, KeyRange words, uint64_t* to,
+                         int64_t stride) const {
+  for (auto i = queries.first; i < queries.last; ++i) {
+    std::fill_n(to + (i - queries.first) * stride, words.last - words.first, 0);
+  }
+  const auto copy = [&](int64_t tile, KeyRange rows, const uint64_t* shown) {
+    auto* word = to + (rows.first - queries.first) * stride + tile - words.first;
+    for (auto i = rows.first; i < rows.last; ++i, word += stride) {
+      *word = shown == nullptr ? block_mask_->existing(tile) : *shown++;
+    }
+  };
+  for_each_shown(*block_mask_, b, h, queries, words, copy);
+  if (!mask_hides_) return;
+  for (auto i = queries.first; i < queries.last; ++i, to += stride) {
+    const auto* shown = mask(b, h, i);
+    for (auto word = words.first; word < words.last; ++word) to[word - words.first] &= shown[word];
+  }
+}
+
+void ShownKeys::block_mask_cells(int64_t b, int64_t h, KeyRange queries, int64_t cell,
+                                 int64_t count, CellBits* to, int64_t stride) const {
+  for (auto i = queries.first; i < queries.last; ++i) to[(i - queries.first) * stride] = {};
+  const auto add = [&](int64_t tile, KeyRange rows, const uint64_t* shown) {
+    const auto existing = block_mask_->existing(tile);
+    const auto cells = cells_of_keys(existing);
+    auto* bits = to + (rows.first - queries.first) * stride;
+    for (auto i = rows.first; i < rows.last; ++i, bits += stride) {
+      auto any = cells, all = cells;
+      if (shown != nullptr) {
+        const auto keys = *shown++;
+        any = cells_of_keys(keys);
+        all = cells & ~cells_of_keys(existing & ~keys);
+      }
+      bits->any |= moved_to(cell, tile, any);
+      bits->all |= moved_to(cell, tile, all);
+    }
+  };
+  for_each_shown(*block_mask_, b, h, queries, tiles_of(cell, count), add);
+}
+
 void ShownKeys::cells(int64_t b, int64_t h, KeyRange queries, int64_t cell, int64_t count,
                       CellBits* to, int64_t stride) const {
   const auto wanted = first_bits(count);
-  const auto* shown = mask_hides_ ? rows_.row(b, h, queries.first) : nullptr;
+  const auto* shown = mask_hides_ ? rows_.row(mask_batch(b), h, queries.first) : nullptr;
   const auto next_row = rows_.queries == 1 ? 0 : rows_.words;
   const auto* ids = documents(b);
+  const auto* tokens = has_global() ? &global_[static_cast<size_t>(b)] : nullptr;
   CellBits same{wanted, wanted};
+  if (has_block_mask()) block_mask_cells(b, h, queries, cell, count, to, stride);
   for (auto i = queries.first; i < queries.last; ++i, to += stride) {
     if (ids != nullptr && (i == queries.first || ids[i] != ids[i - 1])) {
       same = document_cells(b, ids[i], cell, count);
     }
-    *to = same;
+    *to = has_block_mask() ? both(*to, same) : same;
+    if (tokens != nullptr && !tokens->is_global[i]) {
+      *to = both(*to, window_cells(*tokens, {i, i + 1}, cell));
+    }
     if (shown == nullptr) continue;
-    const auto bits = cells_at(shown, rows_.words, cell);
-    to->any &= bits.any;
-    to->all &= bits.all;
+    *to = both(*to, cells_at(shown, rows_.words, cell));
     shown += next_row;
   }
 }
@@ -166,9 +298,25 @@ uint64_t ShownKeys::may_see(int64_t b, int64_t h, KeyRange queries, int64_t cell
   if (mask_hides_) {
     uint64_t shown = 0;
     for (auto block = first_block; block <= last_block; ++block) {
-      const auto* row = blocks_.row(b, h, rows_.queries == 1 ? 0 : block);
+      const auto* row = blocks_.row(mask_batch(b), h, rows_.queries == 1 ? 0 : block);
       shown |= cells_at(row, blocks_.words, cell).any;
     }
+    seen &= shown;
+  }
+  if (has_global()) {
+    const auto& tokens = global_[static_cast<size_t>(b)];
+    const bool has_all = std::any_of(tokens.is_global + queries.first,
+                                     tokens.is_global + queries.last, [](bool is) { return is; });
+    if (!has_all) seen &= window_cells(tokens, queries, cell).any;
+  }
+  if (has_block_mask()) {
+    uint64_t shown = 0;
+    const auto add = [&](int64_t tile, KeyRange rows, const uint64_t* words) {
+      auto keys = words == nullptr ? block_mask_->existing(tile) : 0;
+      for (auto i = rows.first; words != nullptr && i < rows.last; ++i) keys |= *words++;
+      shown |= moved_to(cell, tile, cells_of_keys(keys));
+    };
+    for_each_shown(*block_mask_, b, h, queries, tiles_of(cell, count), add);
     seen &= shown;
   }
   if (!documents_.defined()) return seen;

@@ -1,6 +1,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 #include <heed/distributed/data_parallel.h>
 #include <torch/csrc/autograd/function.h>
@@ -27,6 +30,8 @@ namespace heed::distributed {
 namespace {
 
 constexpr const char* kDataParallel = "DataParallel";
+constexpr const char* kJoin = "DataParallel::join";
+constexpr const char* kCounting = "the number of processes that have batches";
 constexpr int64_t kFirstBucketBytes = 1 << 20;
 
 using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
@@ -92,15 +97,22 @@ std::string describe(const DataParallelOptions& options) {
                      options.find_unused_parameters());
 }
 
-void copy_from_first(const torch::nn::Module& module, const ProcessGroup& group) {
-  std::vector<at::Tensor> tensors;
+std::string describe(const JoinOptions& options) {
+  return fmt::format("divide_by_initial_world_size {}\n{}", options.divide_by_initial_world_size(),
+                     options.step() ? "step" : "no step");
+}
+
+/// Copies parameters and buffers of process `root` to the others.
+void copy_from(int64_t root, const torch::nn::Module& module, const ProcessGroup& group) {
+  std::vector<std::vector<at::Tensor>> tensors_of(static_cast<size_t>(root + 1));
+  auto& tensors = tensors_of.back();
   heed::detail::SeenTensors seen;
   for (const auto& all : {module.parameters(), module.buffers()}) {
     for (const auto& tensor : all) {
       if (tensor.defined() && seen.add(tensor)) tensors.push_back(tensor);
     }
   }
-  detail::broadcast_all(group, "broadcast of parameters and buffers", {tensors});
+  detail::broadcast_all(group, "broadcast of parameters and buffers", tensors_of);
 }
 
 /// Calls the Reducer's constructor, which has more arguments in later versions of LibTorch.
@@ -167,11 +179,12 @@ struct DataParallel::Passes {
   /// The hook of one parameter, called before each gradient that is added to it.
   class Hook : public torch::autograd::FunctionPreHook {
    public:
-    Hook(std::shared_ptr<const Passes> passes, std::string name)
+    Hook(std::shared_ptr<Passes> passes, std::string name)
         : passes_(std::move(passes)), name_(std::move(name)) {}
 
     torch::autograd::variable_list operator()(
         const torch::autograd::variable_list& gradients) override {
+      passes_->is_announced = false;
       // The Reducer ignores a gradient that it does not expect.
       if (passes_->sync != nullptr && *passes_->sync && !passes_->unreduced) {
         HEED_CHECK(arrived_in_ < passes_->forwards,
@@ -185,7 +198,7 @@ struct DataParallel::Passes {
     }
 
    private:
-    const std::shared_ptr<const Passes> passes_;
+    const std::shared_ptr<Passes> passes_;
     const std::string name_;
     int64_t arrived_in_ = 0;  // the forward pass whose gradient has arrived
   };
@@ -193,6 +206,8 @@ struct DataParallel::Passes {
   const bool* sync;        // the DataParallel's; null when it is gone
   int64_t forwards = 0;    // forward passes whose gradients are reduced
   bool unreduced = false;  // whether the last forward pass is not reduced
+  // Whether processes that have no batches await the backward pass of a forward pass.
+  bool is_announced = false;
 };
 
 DataParallel::NoSync::NoSync(bool& sync) : sync_(sync), previous_(sync) { sync_ = false; }
@@ -201,13 +216,13 @@ DataParallel::NoSync::~NoSync() { sync_ = previous_; }
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGroup group,
                            const DataParallelOptions& options)
-    : group_(std::move(group)), options_(options) {
+    : module_(std::move(module)), group_(std::move(group)), options_(options) {
   HEED_CHECK(group_, "{}: group must not be null", kDataParallel);
-  detail::check_everywhere(group_, kDataParallel, [&] { check_module(module.get(), options); });
+  detail::check_everywhere(group_, kDataParallel, [&] { check_module(module_.get(), options); });
   detail::check_same(group_, kDataParallel, "option", describe(options));
-  detail::check_same(group_, kDataParallel, "module", describe(*module));
-  copy_from_first(*module, group_);
-  const auto parameters = reduced_parameters(*module);
+  detail::check_same(group_, kDataParallel, "module", describe(*module_));
+  copy_from(0, *module_, group_);
+  const auto parameters = reduced_parameters(*module_);
   reducer_ = make_reducer(parameters, group_, options);
   logger_ = std::make_shared<c10d::Logger>(reducer_);
   reducer_->set_logger(logger_);
@@ -227,6 +242,8 @@ void DataParallel::watch(const Parameters& parameters) {
 }
 
 void DataParallel::check_finished() {
+  HEED_CHECK(!passes_->is_announced, "{}: each forward pass must be followed by its backward pass",
+             kJoin);
   try {
     reducer_->check_finalized();
   } catch (const c10::Error& error) {
@@ -260,6 +277,7 @@ bool DataParallel::begin_forward() {
   check_watched();
   check_finished();
   reducer_->prepare_for_forward();
+  if (join_ != nullptr) announce_pass();
   const WithoutViews without_views;
   reducer_->rebuild_buckets();
   return true;
@@ -281,6 +299,95 @@ void DataParallel::end_forward(std::vector<at::Tensor> outputs) {
   }
   reducer_->prepare_for_backward(outputs);
   ++passes_->forwards;
+}
+
+at::Tensor DataParallel::counter(int64_t number) const {
+  return at::full({1}, number, reduced_[0].parameter.options().dtype(at::kLong));
+}
+
+/// Tells the processes that have no batches that a pass begins. The Reducer divides by the number
+/// of the others when that has been counted.
+void DataParallel::announce_pass() {
+  std::vector<at::Tensor> count = {counter(1)};
+  const auto named = detail::name_errors(group_, count[0].device().type(), kCounting);
+  reducer_->set_forward_pass_work_handle(named->allreduce(count),
+                                         join_->divide_by_initial_world_size());
+  passes_->is_announced = true;
+}
+
+/// Does what the Reducer of a process does in a pass, with gradients of zero.
+void DataParallel::answer_pass() {
+  const at::NoGradGuard no_grad;
+  const WithoutViews without_views;
+  reducer_->rebuild_buckets();
+  auto buckets = reducer_->get_grad_buckets();
+  const auto sums =
+      c10::fmap(buckets, [&](c10d::GradBucket bucket) { return reducer_->run_comm_hook(bucket); });
+  for (const auto& sum : sums) sum->waitAndThrow();
+  at::Tensor used;  // how many processes use each parameter
+  if (options_.find_unused_parameters()) {
+    used = at::zeros_like(reducer_->get_local_used_map_on_device());
+    detail::all_reduce(group_, "all-reduce of gradients", used);
+  }
+  reducer_->push_rebuilt_params_for_all_indices();
+  if (join_->step()) take_gradients(buckets, used);
+}
+
+/// Gives the parameters the gradients that they have in the processes that have batches.
+void DataParallel::take_gradients(const std::vector<c10d::GradBucket>& buckets,
+                                  const at::Tensor& used) const {
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> gradient_of;
+  for (const auto& bucket : buckets) {
+    const auto parameters = bucket.getParameters(), gradients = bucket.getGradients();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      // Buckets hold the gradients of dense parameters in the parameters' layout.
+      const auto& like = parameters[i];
+      gradient_of[like.unsafeGetTensorImpl()] =
+          like.is_non_overlapping_and_dense()
+              ? gradients[i].as_strided(like.sizes(), like.strides())
+              : gradients[i];
+    }
+  }
+  const auto uses = used.defined() ? used.cpu() : used;
+  for (size_t i = 0; i < reduced_.size(); ++i) {
+    auto parameter = reduced_[i].parameter;
+    const bool is_used = !uses.defined() || uses[static_cast<int64_t>(i)].item<int64_t>() > 0;
+    parameter.mutable_grad() =
+        is_used ? gradient_of.at(parameter.unsafeGetTensorImpl()) : at::Tensor();
+  }
+}
+
+/// Answers the passes of other processes until none has batches. Returns whether one had.
+bool DataParallel::answer_others() {
+  for (bool answered = false;; answered = true) {
+    auto count = counter(0);
+    detail::all_reduce(group_, fmt::format("all-reduce of {}", kCounting), count);
+    if (count.item<int64_t>() == 0) return answered;
+    answer_pass();
+    if (join_->step()) join_->step()();
+  }
+}
+
+void DataParallel::join(const std::function<void()>& train, const JoinOptions& options) {
+  HEED_CHECK(join_ == nullptr, "{}: must not be called within join", kJoin);
+  detail::check_same(group_, kJoin, "option", [&] {
+    HEED_CHECK(train, "{}: train must not be empty", kJoin);
+    return describe(options);
+  });
+  join_ = &options;
+  const auto leave = c10::make_scope_exit([&] {
+    join_ = nullptr;
+    passes_->is_announced = false;
+    reducer_->set_forward_pass_work_handle({}, /*useStaticWorldSize=*/true);
+  });
+  detail::run_exchange(group_, kJoin, [&] {
+    train();
+    check_finished();
+    // The parameters of a process that took part in the last pass are the newest.
+    auto newest = counter(answer_others() ? -1 : group_->getRank());
+    detail::all_reduce_max(group_, "choice of the newest parameters", newest);
+    copy_from(newest.item<int64_t>(), *module_, group_);
+  });
 }
 
 }  // namespace heed::distributed

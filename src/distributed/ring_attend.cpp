@@ -1,3 +1,4 @@
+#include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
@@ -36,8 +37,10 @@ using torch::autograd::variable_list;
 
 constexpr auto kRing = "ring_attend";
 
-/// Query, key, value, bias and sinks, or their gradients; some may be undefined.
+/// The tensors of a call that may carry gradients, in the order of kProblemTensors, or their
+/// gradients: query, key, value, bias, sinks, relative_bias, alibi_slopes. Some may be undefined.
 using Inputs = std::array<at::Tensor, heed::detail::kGradientTensors>;
+constexpr size_t kBias = 3, kSinks = 4;
 
 /// Joins `part`, the attention to more keys, into `sum`, the attention to the keys before, in
 /// place.
@@ -70,7 +73,7 @@ PartResult attend_to_shares(const SequenceCall& call, const at::Tensor& query,
   return {at::cat({found[0].output, found[1].output}, 2), at::cat({found[0].lse, found[1].lse}, 2)};
 }
 
-/// Computes the gradients of this process's query, key, value, bias and sinks, unrounded.
+/// Computes the gradients of this process's inputs, unrounded.
 class BackwardRing {
  public:
   BackwardRing(const SequenceCall& call, const Inputs& inputs, const PartResult& whole,
@@ -84,7 +87,7 @@ class BackwardRing {
     // Gradients of keys and values are sent together, so both are computed if one is wanted.
     wanted_[1] = wanted_[2] = wanted[1] || wanted[2];
     if (wanted[0]) sums_[0] = at::zeros(inputs[0].sizes(), whole.output.options());
-    if (wanted[3]) sums_[3] = at::zeros(inputs[3].sizes(), inputs[3].options());
+    if (wanted[kBias]) sums_[kBias] = at::zeros(inputs[kBias].sizes(), inputs[kBias].options());
   }
 
   Inputs run() {
@@ -105,7 +108,7 @@ class BackwardRing {
       if (!call_.attends(q, owner, n)) continue;
       const auto options = call_.options_of(q, owner, n);
       auto wanted = wanted_;
-      wanted[4] = wanted_[4] && options.sinks();
+      wanted[kSinks] = wanted_[kSinks] && options.sinks();
       const auto found = heed::detail::part_gradients(
           chunk_of(inputs_[0], q), key, value, options, call_.part(q, owner, n, true),
           {chunk_of(whole_.output, q), chunk_of(whole_.lse, q)}, chunk_of(output_gradient_, q),
@@ -115,8 +118,10 @@ class BackwardRing {
         key_sum = key_sum.defined() ? key_sum.add_(found[1]) : found[1];
         value_sum = value_sum.defined() ? value_sum.add_(found[2]) : found[2];
       }
-      if (wanted[3]) call_.bias_block(sums_[3], q, owner, n).add_(found[3]);
-      if (wanted[4]) sums_[4] = sums_[4].defined() ? sums_[4] + found[4] : found[4];
+      if (wanted[kBias]) call_.bias_block(sums_[kBias], q, owner, n).add_(found[kBias]);
+      for (size_t i = kBias + 1; i < wanted.size(); ++i) {
+        if (wanted[i]) sums_[i] = sums_[i].defined() ? sums_[i] + found[i] : found[i];
+      }
     }
     if (key_sum.defined()) returns_.give(owner, n, key_sum, value_sum);
   }
@@ -133,8 +138,7 @@ class BackwardRing {
 /// The tensors of a call, besides its inputs, that the backward pass reads.
 variable_list tensors_of(const AttendOptions& options) {
   variable_list tensors;
-  for (const auto* tensor :
-       {&options.mask(), &options.alibi_slopes(), &options.documents(), &options.key_documents()}) {
+  for (const auto* tensor : {&options.mask(), &options.documents(), &options.key_documents()}) {
     tensors.push_back(tensor->value_or(at::Tensor()));
   }
   return tensors;
@@ -177,7 +181,9 @@ struct RingAttention : public torch::autograd::Function<RingAttention> {
     variable_list result;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!inputs[i].defined()) continue;
-      result.push_back(wanted[i] ? found[i].to(inputs[i].scalar_type()) : at::Tensor());
+      result.push_back(wanted[i]
+                           ? at::sum_to(found[i], inputs[i].sizes()).to(inputs[i].scalar_type())
+                           : at::Tensor());
     }
     result.resize(result.size() + 2);  // `inputs` and `call` have no gradient
     return result;
@@ -197,9 +203,13 @@ at::Tensor ring_attend(const at::Tensor& query, const at::Tensor& key, const at:
   }
   const SequenceCall call(kRing, query, key, value, group, options);
   const Inputs inputs = {
-      query, key, value,
+      query,
+      key,
+      value,
       options.bias() ? heed::detail::with_head_axis(*options.bias()) : at::Tensor(),
-      options.sinks().value_or(at::Tensor())};
+      options.sinks().value_or(at::Tensor()),
+      options.relative_bias().value_or(at::Tensor()),
+      options.alibi_slopes().value_or(at::Tensor())};
   const auto defined = c10::filter(at::TensorList(inputs),
                                    [](const at::Tensor& tensor) { return tensor.defined(); });
   const bool recorded =

@@ -5,6 +5,8 @@
 #include <fmt/ranges.h>
 #include <heed/distributed/context_parallel.h>
 
+#include <utility>
+
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "core/random_state.h"
@@ -15,7 +17,8 @@ namespace heed::distributed::detail {
 
 namespace {
 
-std::string number(const std::optional<double>& value) {
+template <typename Number>
+std::string number(const std::optional<Number>& value) {
   return value ? fmt::format("{}", *value) : "none";
 }
 
@@ -31,12 +34,40 @@ std::string describe(const at::Tensor& query, const at::Tensor& key, const at::T
   };
   return tensor("query", query) + tensor("key", key) + tensor("value", value) +
          tensor("mask", options.mask()) + tensor("bias", options.bias()) +
-         tensor("alibi_slopes", options.alibi_slopes()) + tensor("sinks", options.sinks()) +
+         tensor("alibi_slopes", options.alibi_slopes()) +
+         tensor("relative_bias", options.relative_bias()) + tensor("sinks", options.sinks()) +
          tensor("documents", options.documents()) +
          tensor("key_documents", options.key_documents()) +
-         fmt::format("causal {}\nwindow {}\ndropout {}\nscale {}\nsoftcap {}", options.causal(),
-                     options.window().value_or(0), options.dropout(), number(options.scale()),
+         fmt::format("causal {}\nwindow {}\nleft_window {}\nright_window {}\ntop_left {}\n",
+                     options.causal(), number(options.window()), number(options.left_window()),
+                     number(options.right_window()), options.top_left()) +
+         fmt::format("dropout {}\nscale {}\nsoftcap {}", options.dropout(), number(options.scale()),
                      number(options.softcap()));
+}
+
+/// Which keys the options let queries see, by their positions alone.
+Visibility make_visibility(SequenceShards queries, SequenceShards keys,
+                           const AttendOptions& options) {
+  auto left = options.left_window(), right = options.right_window();
+  if (options.window()) left = right = *options.window() - 1;
+  if (options.causal()) right = 0;
+  return {queries, keys, left, right, options.top_left()};
+}
+
+/// Refuses options that speak of single queries or keys, of which each process has only some.
+void check_absent(const char* function, const AttendOptions& options) {
+  HEED_CHECK(!options.block_mask(), "{}: block_mask must be absent: pass its mask() as mask",
+             function);
+  const std::pair<const char*, bool> given[] = {
+      {"global_tokens", options.global_tokens().has_value()},
+      {"query_lengths", options.query_lengths().has_value()},
+      {"key_lengths", options.key_lengths().has_value()},
+      {"relative_positions", options.relative_positions().has_value()}};
+  for (const auto& [name, is_given] : given) {
+    HEED_CHECK(!is_given, "{}: {} must be absent: processes share the sequence", function, name);
+  }
+  HEED_CHECK(options.mask_batch() == MaskBatch::each,
+             "{}: mask_batch must be each: processes share the sequence", function);
 }
 
 /// Refuses arguments with which attention cannot be computed in parts.
@@ -84,6 +115,7 @@ SequenceCall::SequenceCall(const char* function, const at::Tensor& query, const 
   HEED_CHECK(group, "{}: group must not be null", function);
   check_same(group, function, "call", [&] {
     heed::detail::check_plain_keys(function, options);
+    check_absent(function, options);
     heed::detail::check_tensors(function, query, key, value, /*rank=*/4);
     check_length(function, "query", query);
     check_length(function, "key", key);
@@ -92,10 +124,8 @@ SequenceCall::SequenceCall(const char* function, const at::Tensor& query, const 
     check_supported(function, query, options, key, value);
     return describe(query, key, value, options);
   });
-  visibility_ = {{processes(), query.size(2) * processes()},
-                 {processes(), key.size(2) * processes()},
-                 options.causal(),
-                 options.window()};
+  visibility_ = make_visibility({processes(), query.size(2) * processes()},
+                                {processes(), key.size(2) * processes()}, options);
   heads_ = query.size(1);
   dropout_key_ = heed::detail::draw_dropout_key(options.dropout());
   run_exchange(group, function, [&] { share_key_and_documents(); });

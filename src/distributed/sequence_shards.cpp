@@ -4,16 +4,14 @@ namespace heed::distributed::detail {
 
 bool Visibility::sees(int64_t query_rank, int64_t query_chunk, int64_t key_rank,
                       int64_t key_chunk) const {
-  // The last query is at the position of the last key.
-  const auto offset = keys.length - queries.length;
+  const auto offset = top_left ? 0 : keys.length - queries.length;
   const auto first_query = queries.first(query_rank, query_chunk) + offset;
   const auto last_query = first_query + queries.chunk_length() - 1;
   const auto first_key = keys.first(key_rank, key_chunk);
   const auto last_key = first_key + keys.chunk_length() - 1;
   if (last_query < first_query || last_key < first_key) return false;
-  if (causal && first_key > last_query) return false;
-  if (!window) return true;
-  return last_key > first_query - *window && (causal || first_key < last_query + *window);
+  // The windows may be as large as any int64: they are not added to.
+  return (!left || first_query - last_key <= *left) && (!right || first_key - last_query <= *right);
 }
 
 bool Visibility::sees(int64_t query_rank, int64_t key_rank, int64_t key_chunk) const {

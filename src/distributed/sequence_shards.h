@@ -29,11 +29,13 @@ inline at::Tensor chunk_of(const at::Tensor& share, int64_t n) {
   return share.narrow(2, n * length, length);
 }
 
-/// Which keys causal and window let queries see, chunk by chunk.
+/// Which keys causal and windows let queries see, chunk by chunk.
 struct Visibility {
   SequenceShards queries, keys;
-  bool causal = false;
-  std::optional<int64_t> window;
+  /// A query at position p sees keys from p - left to p + right. A side without number is
+  /// unbounded.
+  std::optional<int64_t> left, right;
+  bool top_left = false;  ///< whether query i is at position i; else the last is at the last key
 
   /// Whether any query of one chunk may see a key of the other.
   bool sees(int64_t query_rank, int64_t query_chunk, int64_t key_rank, int64_t key_chunk) const;

@@ -2,6 +2,7 @@
 #include <heed/attend.h>
 #include <heed/distributed/context_parallel.h>
 
+#include <numeric>
 #include <vector>
 
 #include "attend/attend_part.h"
@@ -59,6 +60,13 @@ at::Tensor to_shares(const at::Tensor& x, const SequenceShards& shards, const Pr
   return detail::all_to_all(parts, group, kUlysses).movedim(0, 1).flatten(1, 2);
 }
 
+/// Key/value heads [B, G, S / P, D], each repeated as often as the processes need to have equally
+/// many, and each process those that its query heads attend to: P / gcd(P, G) times.
+at::Tensor repeated(const at::Tensor& x, int64_t processes) {
+  const auto copies = processes / std::gcd(processes, x.size(1));
+  return copies == 1 ? x : x.repeat_interleave(copies, 1);
+}
+
 /// The options of this process's heads, for all queries.
 AttendOptions options_of_heads(const detail::SequenceCall& call, int64_t first, int64_t count) {
   const auto& given = call.options();
@@ -69,7 +77,8 @@ AttendOptions options_of_heads(const detail::SequenceCall& call, int64_t first, 
   auto options = given;
   if (given.mask()) options.mask(scores_of(*given.mask()));
   if (given.bias()) options.bias(scores_of(*given.bias()));
-  if (given.alibi_slopes()) options.alibi_slopes(given.alibi_slopes()->narrow(0, first, count));
+  if (given.alibi_slopes()) options.alibi_slopes(given.alibi_slopes()->narrow(-1, first, count));
+  if (given.relative_bias()) options.relative_bias(given.relative_bias()->narrow(0, first, count));
   if (given.sinks()) options.sinks(given.sinks()->narrow(0, first, count));
   if (given.documents()) options.documents(unshard_sequence(*given.documents(), -1, call.group()));
   return options;
@@ -88,20 +97,17 @@ at::Tensor ulysses_attend(const at::Tensor& query, const at::Tensor& key, const 
   }
   const detail::SequenceCall call(kUlysses, query, key, value, group, options);
   const auto processes = call.processes();
-  const auto check_heads = [&](const char* name, const at::Tensor& tensor) {
-    HEED_CHECK(tensor.size(1) % processes == 0,
-               "{}: {} dim 1 ({}) must be a multiple of the number of processes ({}); {} {}",
-               kUlysses, name, tensor.size(1), processes, name, c10::str(tensor.sizes()));
-  };
-  check_heads("query", query);
-  check_heads("key", key);
+  HEED_CHECK(query.size(1) % processes == 0,
+             "{}: query dim 1 ({}) must be a multiple of the number of processes ({}); query {}",
+             kUlysses, query.size(1), processes, c10::str(query.sizes()));
   const auto& shards = call.visibility();
   const auto heads = query.size(1) / processes, first_head = call.rank() * heads;
   return detail::run_exchange(group, kUlysses, [&] {
     const auto output = heed::detail::attend_whole_rows(
-        kUlysses, to_heads(query, shards.queries, group), to_heads(key, shards.keys, group),
-        to_heads(value, shards.keys, group), options_of_heads(call, first_head, heads),
-        call.part_of_heads(first_head));
+        kUlysses, to_heads(query, shards.queries, group),
+        to_heads(repeated(key, processes), shards.keys, group),
+        to_heads(repeated(value, processes), shards.keys, group),
+        options_of_heads(call, first_head, heads), call.part_of_heads(first_head));
     return to_shares(output, shards.queries, group);
   });
 }

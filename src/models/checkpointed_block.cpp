@@ -3,11 +3,11 @@
 #include <c10/util/ScopeExit.h>
 #include <heed/sharded_layers.h>
 
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "models/checkpoint.h"
+#include "modules/attentions/given_inputs.h"
 
 namespace heed::detail {
 
@@ -21,17 +21,16 @@ struct NamedTensor {
 /// Pointers to all tensors of the inputs, to read or replace them.
 std::vector<NamedTensor> tensors_of(TransformerInputs& inputs) {
   std::vector<NamedTensor> tensors;
-  const auto add = [&](const char* name, std::optional<at::Tensor>& tensor) {
-    if (tensor) tensors.push_back({name, &*tensor});
+  const auto add = [&](const char* name, at::Tensor& tensor) {
+    tensors.push_back({name, &tensor});
   };
-  add("mask", inputs.mask());
-  add("bias", inputs.bias());
-  add("memory", inputs.memory());
+  visit_tensors(inputs, add);
+  if (inputs.memory()) add("memory", *inputs.memory());
   for (auto& memory : inputs.projected_memory()) {
-    tensors.push_back({"projected_memory", &memory.key});
-    tensors.push_back({"projected_memory", &memory.value});
+    add("projected_memory", memory.key);
+    add("projected_memory", memory.value);
   }
-  add("memory_mask", inputs.memory_mask());
+  if (inputs.memory_mask()) add("memory_mask", *inputs.memory_mask());
   return tensors;
 }
 

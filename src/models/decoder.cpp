@@ -1,7 +1,6 @@
 #include <heed/decoder.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tanh.h>
@@ -12,6 +11,7 @@
 
 #include "core/checks.h"
 #include "core/to_device.h"
+#include "models/embedded_positions.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/embedding.h"
@@ -36,15 +36,6 @@ at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntA
   const auto first = cache.next_positions(1).view({-1, 1});
   const auto own = detail::to_device(counts.vec(), positions.device()).unsqueeze(1);
   return at::minimum(positions, (first + own - 1).clamp_min(0));
-}
-
-/// The positions of this process's tokens if processes share the sequence; none if they do not.
-std::optional<at::Tensor> own_positions(const at::Tensor& tokens, const Encoder& stack) {
-  const auto& first = *stack->blocks.ptr()->ptr<TransformerBlockImpl>(0);
-  const auto& sequence = first.attention->shared_sequence;
-  if (!sequence) return std::nullopt;
-  const auto length = tokens.size(1) * sequence->processes();
-  return sequence->shard(at::arange(length, tokens.options()), 0);
 }
 
 void check_causal(const EncoderOptions& stack) {
@@ -132,7 +123,8 @@ at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
 
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {
   check_tokens(tokens, token_embedding);
-  return scores(stack->forward(embed(tokens, own_positions(tokens, stack)), inputs));
+  const auto positions = detail::embedded_positions(tokens, inputs, stack);
+  return scores(stack->forward(embed(tokens, positions), inputs));
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
@@ -149,12 +141,13 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));
 }
 
-at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step,
-                                       bool last_only) const {
+at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step, bool last_only,
+                                       const TransformerInputs& inputs) const {
   check_tokens(tokens, token_embedding);
   detail::check_step_tokens(kDecoder, "tokens", tokens, step);
   detail::check_no_dropout(kDecoder, "dropout", options.dropout(), is_training());
-  const auto x = stack->forward_cached(embed(tokens, step.positions()), step);
+  const auto x = stack->forward_cached(embed(tokens, step.positions()), step,
+                                       /*first_layer=*/0, inputs);
   return scores(last_only ? x.index_select(1, step.last_tokens()) : x);
 }
 
@@ -166,7 +159,8 @@ PagedKVCache DecoderImpl::make_paged_cache(int64_t pages,
 std::tuple<at::Tensor, std::vector<AttentionWeights>> DecoderImpl::forward_with_weights(
     const at::Tensor& tokens, const TransformerInputs& inputs) const {
   check_tokens(tokens, token_embedding);
-  auto [x, weights] = stack->forward_with_weights(embed(tokens, std::nullopt), inputs);
+  const auto positions = detail::embedded_positions(tokens, inputs, stack);
+  auto [x, weights] = stack->forward_with_weights(embed(tokens, positions), inputs);
   return {scores(x), std::move(weights)};
 }
 

@@ -12,6 +12,7 @@
 #include "core/checks.h"
 #include "models/checkpointed_block.h"
 #include "models/norm_options.h"
+#include "modules/attentions/given_inputs.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
@@ -26,22 +27,57 @@ constexpr auto kEncoder = "Encoder";
 // More layers than anyone has trained. Blocks are made one by one, and too many fill the memory.
 constexpr int64_t kMostLayers = 1 << 20;
 
-/// Selects block i's projected memory in `own`, a copy of a stack's inputs.
-void narrow_to_block(size_t i, const TransformerInputs& inputs, TransformerInputs& own) {
-  const auto& memories = inputs.projected_memory();
-  if (!memories.empty()) own.projected_memory({memories[i]});
-}
-
-void check_projected_memory(const TransformerInputs& inputs, size_t num_layers) {
-  const auto size = inputs.projected_memory().size();
-  HEED_CHECK(size == 0 || size == num_layers,
-             "{}: projected_memory size ({}) must equal num_layers ({})", kEncoder, size,
-             num_layers);
-}
-
 TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
   return *blocks.ptr()->ptr<TransformerBlockImpl>(i);
 }
+
+/// The inputs of each block, made of a stack's: its projected memory, and the angles of its rotary
+/// embedding, which are computed once for all blocks that share it.
+class BlockInputs {
+ public:
+  /// x [B, L, E] are the tokens; null with a cache, where blocks refuse positions.
+  BlockInputs(const torch::nn::ModuleList& blocks, const at::Tensor* x,
+              const TransformerInputs& inputs)
+      : blocks_(blocks), x_(x), inputs_(inputs), own_(inputs) {
+    const auto size = inputs.projected_memory().size();
+    HEED_CHECK(size == 0 || size == blocks->size(),
+               "{}: projected_memory size ({}) must equal num_layers ({})", kEncoder, size,
+               blocks->size());
+    if (!inputs.rotary_angles()) return;
+    size_t first = 0;
+    while (first < blocks->size() && !block_of(blocks, first).attention->rotary) ++first;
+    HEED_CHECK(first < blocks->size(),
+               "{}: rotary_angles must be absent: no block has a rotary embedding", kEncoder);
+  }
+
+  /// Returns the inputs of block i, which stay until the next call.
+  const TransformerInputs& of(size_t i) {
+    const auto& memories = inputs_.projected_memory();
+    if (!memories.empty()) own_.projected_memory({memories[i]});
+    const bool gives_angles = inputs_.rotary_angles() || (x_ != nullptr && inputs_.positions());
+    if (gives_angles) own_.rotary_angles(angles_of(*block_of(blocks_, i).attention));
+    return own_;
+  }
+
+ private:
+  std::optional<RotaryAngles> angles_of(const GroupQueryAttentionImpl& attention) {
+    const auto& rotary = attention.rotary;
+    if (!rotary) return std::nullopt;
+    if (inputs_.rotary_angles()) return inputs_.rotary_angles();
+    auto& angles = angles_[rotary.get()];
+    if (!angles) {
+      angles = detail::given_angles(kEncoder, AttentionInputs(inputs_), rotary, *x_,
+                                    attention.shared_sequence.get());
+    }
+    return angles;
+  }
+
+  const torch::nn::ModuleList& blocks_;
+  const at::Tensor* const x_;
+  const TransformerInputs& inputs_;
+  TransformerInputs own_;
+  std::map<const RotaryEmbeddingImpl*, std::optional<RotaryAngles>> angles_;
+};
 
 const TransformerBlockOptions& first_of(const std::vector<TransformerBlockOptions>& blocks) {
   HEED_CHECK(!blocks.empty(), "EncoderOptions: blocks must not be empty");
@@ -85,7 +121,8 @@ void share_rotary(const torch::nn::ModuleList& blocks) {
 /// The block whose cache suits all blocks: one without a window, or the one with the widest.
 const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
   const auto window = [](const TransformerBlockImpl& block) {
-    return block.options.attention().window().value_or(std::numeric_limits<int64_t>::max());
+    return detail::causal_window(block.options.attention())
+        .value_or(std::numeric_limits<int64_t>::max());
   };
   const auto* found = &block_of(blocks, 0);
   for (size_t i = 1; i < blocks->size(); ++i) {
@@ -173,15 +210,13 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
-  check_projected_memory(inputs, blocks->size());
+  BlockInputs own(blocks, &x, inputs);
   auto result = sharing(blocks).split_sequence(x);
-  auto own = inputs;
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
-    narrow_to_block(i, inputs, own);
     const bool checkpointing = options.checkpointing() && is_training();
-    result = checkpointing ? detail::forward_checkpointed(kEncoder, block, result, own)
-                           : block->forward(result, own);
+    result = checkpointing ? detail::forward_checkpointed(kEncoder, block, result, own.of(i))
+                           : block->forward(result, own.of(i));
   }
   result = sharing(blocks).join_sequence(result);
   return final_norm ? final_norm->forward(result) : result;
@@ -192,27 +227,26 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
                                        const TransformerInputs& inputs) const {
   HEED_CHECK(caches.size() == blocks->size(), "{}: caches size ({}) must equal num_layers ({})",
              kEncoder, caches.size(), blocks->size());
-  check_projected_memory(inputs, blocks->size());
+  BlockInputs own(blocks, nullptr, inputs);
   const detail::UndoOnError undo(caches);
   auto result = x;
-  auto own = inputs;
   for (size_t i = 0; i < blocks->size(); ++i) {
-    narrow_to_block(i, inputs, own);
-    result = block_of(blocks, i).forward_cached(result, caches[i], counts, own);
+    result = block_of(blocks, i).forward_cached(result, caches[i], counts, own.of(i));
   }
   return final_norm ? final_norm.ptr()->forward(result) : result;
 }
 
-at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step,
-                                       int64_t first_layer) const {
-  const auto layers = step.options().layers(), own = static_cast<int64_t>(blocks->size());
-  HEED_CHECK(first_layer >= 0 && first_layer <= layers - own,
+at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer,
+                                       const TransformerInputs& inputs) const {
+  const auto layers = step.options().layers(), count = static_cast<int64_t>(blocks->size());
+  HEED_CHECK(first_layer >= 0 && first_layer <= layers - count,
              "{}: first_layer ({}) must be at least 0 and leave num_layers ({}) of the cache's "
              "layers ({})",
-             kEncoder, first_layer, own, layers);
+             kEncoder, first_layer, count, layers);
+  BlockInputs own(blocks, nullptr, inputs);
   auto result = x;
-  for (int64_t i = 0; i < own; ++i) {
-    result = block_of(blocks, i).forward_cached(result, step, first_layer + i);
+  for (int64_t i = 0; i < count; ++i) {
+    result = block_of(blocks, i).forward_cached(result, step, first_layer + i, own.of(i));
   }
   return final_norm ? final_norm.ptr()->forward(result) : result;
 }
@@ -227,13 +261,11 @@ PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
 
 std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(
     const at::Tensor& x, const TransformerInputs& inputs) const {
-  check_projected_memory(inputs, blocks->size());
+  BlockInputs own(blocks, &x, inputs);
   auto result = sharing(blocks).split_sequence(x);
-  auto own = inputs;
   std::vector<AttentionWeights> weights(blocks->size());
   for (size_t i = 0; i < blocks->size(); ++i) {
-    narrow_to_block(i, inputs, own);
-    std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own);
+    std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own.of(i));
   }
   result = sharing(blocks).join_sequence(result);
   return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};

@@ -4,6 +4,7 @@
 #include <ATen/ops/embedding.h>
 
 #include "core/checks.h"
+#include "models/embedded_positions.h"
 #include "models/norm_options.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/embedding.h"
@@ -85,7 +86,18 @@ void TextEncoderImpl::check_types(const at::Tensor& tokens,
              kTextEncoder, detail::shape(*types), detail::shape(tokens));
 }
 
-at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens,
+std::optional<at::Tensor> TextEncoderImpl::positions_of(const at::Tensor& tokens,
+                                                        const TransformerInputs& inputs) const {
+  const auto padding = options.padding_token();
+  if (!padding || inputs.positions()) return detail::embedded_positions(tokens, inputs, stack);
+  HEED_CHECK(!detail::shared_sequence(stack),
+             "{}: positions must be given where processes share the sequence: those of "
+             "padding_token ({}) count all tokens",
+             kTextEncoder, *padding);
+  return counted_positions(tokens, *padding);
+}
+
+at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens, const TransformerInputs& inputs,
                                   const std::optional<at::Tensor>& types) const {
   auto x = detail::embed(token_embedding, tokens);
   if (type_embedding) {
@@ -93,11 +105,7 @@ at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens,
     x = x + (types ? at::embedding(weight, *types) : weight[0]);
   }
   if (position_embedding) {
-    std::optional<at::Tensor> positions;
-    if (const auto padding = options.padding_token()) {
-      positions = counted_positions(tokens, *padding);
-    }
-    x = position_embedding.ptr()->forward(x, positions);
+    x = position_embedding.ptr()->forward(x, positions_of(tokens, inputs));
   }
   if (embedding_norm) x = embedding_norm.ptr()->forward(x);
   return detail::drop_out(x, options.dropout(), is_training());
@@ -108,7 +116,7 @@ at::Tensor TextEncoderImpl::forward(const at::Tensor& tokens, const TransformerI
   detail::check_indices(kTextEncoder, "tokens", tokens, token_embedding->weight, "vocab_size",
                         options.vocab_size());
   check_types(tokens, types);
-  return stack->forward(embed(tokens, types), inputs);
+  return stack->forward(embed(tokens, inputs, types), inputs);
 }
 
 }  // namespace heed

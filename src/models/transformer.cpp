@@ -11,6 +11,7 @@
 #include "core/attend_checks.h"
 #include "core/checks.h"
 #include "models/norm_options.h"
+#include "modules/attentions/given_inputs.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/linear.h"
@@ -27,7 +28,13 @@ constexpr auto kBlock = "TransformerBlock";
 /// The options of cross-attention, which sees all of the memory. Its positions are in the memory's
 /// embeddings.
 GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options) {
-  return options.causal(false).window(std::nullopt).rotary(std::nullopt).alibi(false);
+  return options.causal(false)
+      .top_left(false)
+      .window(std::nullopt)
+      .left_window(std::nullopt)
+      .right_window(std::nullopt)
+      .rotary(std::nullopt)
+      .alibi(false);
 }
 
 /// Normalizes x; returns x itself if the norm is empty.
@@ -241,22 +248,20 @@ at::Tensor TransformerBlockImpl::attend_to_memory(const at::Tensor& x,
 }
 
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
+  const AttentionInputs own(inputs);
   return run(
-      x, inputs,
-      [&](const at::Tensor& input) {
-        return attention->forward(input, input, input, inputs.mask(), inputs.bias());
-      },
+      x, inputs, [&](const at::Tensor& input) { return attention->forward(input, own); },
       [&](const at::Tensor& input) { return attend_to_memory(input, inputs); });
 }
 
 std::tuple<at::Tensor, AttentionWeights> TransformerBlockImpl::forward_with_weights(
     const at::Tensor& x, const TransformerInputs& inputs) const {
   AttentionWeights weights;
+  const AttentionInputs own_inputs(inputs);
   auto output = run(
       x, inputs,
       [&](const at::Tensor& input) {
-        auto [output, own] =
-            attention->forward_with_weights(input, input, input, inputs.mask(), inputs.bias());
+        auto [output, own] = attention->forward_with_weights(input, own_inputs);
         weights.self = own;
         return output;
       },
@@ -275,19 +280,21 @@ void TransformerBlockImpl::check_causal() const {
              kBlock);
 }
 
-at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, PagedStep& step,
-                                                int64_t layer) const {
+at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer,
+                                                const TransformerInputs& inputs) const {
   check_causal();
   check_no_dropout(*this);
   HEED_CHECK(!cross_attention,
              "{}: cross_attention must be absent with a PagedStep: a memory has one length for all "
              "sequences",
              kBlock);
+  const AttentionInputs own(inputs);
+  detail::check_cached_inputs(kBlock, own);
   const WholeSequence whole;
   const auto attend = [&](const at::Tensor& input) {
-    return attention->forward_cached(input, step, layer);
+    return attention->forward_cached(input, step, layer, own);
   };
-  return run(x, {}, attend, [](const at::Tensor& input) { return input; });
+  return run(x, inputs, attend, [](const at::Tensor& input) { return input; });
 }
 
 at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& cache,
@@ -295,13 +302,13 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& ca
                                                 const TransformerInputs& inputs) const {
   check_causal();
   check_no_dropout(*this);
-  HEED_CHECK(!inputs.mask(), "{}: mask must be absent with a cache", kBlock);
-  HEED_CHECK(!inputs.bias(), "{}: bias must be absent with a cache", kBlock);
+  const AttentionInputs own(inputs);
+  detail::check_cached_inputs(kBlock, own);
   const WholeSequence whole;
   const detail::UndoOnError undo(cache);
   return run(
       x, inputs,
-      [&](const at::Tensor& input) { return attention->forward_cached(input, cache, counts); },
+      [&](const at::Tensor& input) { return attention->forward_cached(input, cache, counts, own); },
       [&](const at::Tensor& input) { return attend_to_memory(input, inputs); });
 }
 

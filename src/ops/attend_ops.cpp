@@ -28,11 +28,12 @@ constexpr Wanted wanted_of(bool with_lse) {
 
 template <bool WithLse>
 Results attend_own(Arguments& arguments) {
-  const auto [query, key, value, options] = read_attend(arguments);
+  const auto call = read_attend(arguments, Integers::known);
   if constexpr (!WithLse) {
-    return {by_token(heed::attend(query, key, value, options))};
+    return {by_token(heed::attend(call.query, call.key, call.value, call.options))};
   } else {
-    const auto [output, lse] = heed::attend_with_lse(query, key, value, options);
+    const auto [output, lse] =
+        heed::attend_with_lse(call.query, call.key, call.value, call.options);
     return {by_token(output), lse.contiguous()};
   }
 }
@@ -43,22 +44,6 @@ Results attend_on_device(Arguments& arguments) {
   return attend_own<WithLse>(arguments);
 }
 
-/// Checks a call with meta tensors. Symbolic sizes are not checked here, but when the call runs.
-void check_known(const char* function, const AttendCall& call) {
-  const auto& [query, key, value, options] = call;
-  if (!has_symbolic_sizes(
-          {query, key, value, options.mask().value_or(at::Tensor()),
-           options.bias().value_or(at::Tensor()), options.alibi_slopes().value_or(at::Tensor()),
-           options.sinks().value_or(at::Tensor()), options.documents().value_or(at::Tensor()),
-           options.key_documents().value_or(at::Tensor())})) {
-    return check_attend(function, query, key, value, options);
-  }
-  check_rank(function, "query", query, 4);
-  check_rank(function, "key", key, 4);
-  check_rank(function, "value", value, 4);
-  check_score_options(function, options);
-}
-
 /// A meta tensor [B, H, L] in the dtype of the computation, as the lse.
 at::Tensor empty_rows(const at::Tensor& query) {
   return at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)},
@@ -67,17 +52,16 @@ at::Tensor empty_rows(const at::Tensor& query) {
 
 template <bool WithLse>
 Results attend_on_meta(Arguments& arguments) {
-  const auto call = read_attend(arguments);
+  const auto call = read_attend(arguments, Integers::may_be_symbols);
   check_known(name_of(WithLse), call);
   Results results = {empty_by_token(call.query, call.value)};
   if (WithLse) results.push_back(empty_rows(call.query));
   return results;
 }
 
-// _attend_forward(<arguments of attend>, <kPassOptions>) -> <KeptAttention>
+// _attend_forward(<arguments of attend>, <pass_schema()>) -> <KeptAttention>
 
-constexpr auto kPassOptions =
-    "Tensor? seed=None, bool with_lse=False, bool[5] wanted=[True, True, True, True, True]";
+std::string pass_schema() { return "Tensor? seed=None, bool with_lse=False, " + wanted_schema(); }
 
 /// The arguments that both passes have besides those of attend.
 struct PassOptions {
@@ -90,8 +74,7 @@ PassOptions read_pass(Arguments& arguments) {
   PassOptions options;
   options.seed = arguments.next<std::optional<at::Tensor>>();
   options.with_lse = arguments.next<bool>();
-  const auto wanted = arguments.next<c10::List<bool>>();
-  for (size_t i = 0; i < options.wanted.size(); ++i) options.wanted[i] = wanted[i];
+  options.wanted = read_wanted(arguments);
   return options;
 }
 
@@ -103,7 +86,7 @@ KeptCall kept_call(const AttendCall& call, const PassOptions& pass) {
 
 Results keep_on_device(Arguments& arguments) {
   const at::NoGradGuard no_grad;
-  const auto call = read_attend(arguments);
+  const auto call = read_attend(arguments, Integers::known);
   const auto kept = attend_keeping(kept_call(call, read_pass(arguments)));
   const bool rounds = kept.output_rest.dim() == 4;
   return {by_token(kept.output), kept.largest, kept.inverse_sum,
@@ -111,7 +94,7 @@ Results keep_on_device(Arguments& arguments) {
 }
 
 Results keep_on_meta(Arguments& arguments) {
-  const auto call = read_attend(arguments);
+  const auto call = read_attend(arguments, Integers::may_be_symbols);
   const auto& query = call.query;
   check_known(name_of(read_pass(arguments).with_lse), call);
   const bool rounds = compute_dtype(query.scalar_type()) != query.scalar_type();
@@ -120,7 +103,7 @@ Results keep_on_meta(Arguments& arguments) {
 }
 
 // attend_backward(output_gradient, lse_gradient, <KeptAttention>, <arguments of attend>,
-// <kPassOptions>) -> gradients of query, key, value, bias and sinks
+// <pass_schema()>) -> gradients of kGradientNames
 
 struct BackwardCall {
   at::Tensor of_output, of_lse;  // gradients, which may be undefined
@@ -129,7 +112,7 @@ struct BackwardCall {
   PassOptions pass;
 };
 
-BackwardCall read_backward(Arguments& arguments) {
+BackwardCall read_backward(Arguments& arguments, Integers integers) {
   BackwardCall backward;
   auto& kept = backward.kept;
   for (auto* gradient : {&backward.of_output, &backward.of_lse}) {
@@ -138,7 +121,7 @@ BackwardCall read_backward(Arguments& arguments) {
   for (auto* tensor : {&kept.output, &kept.largest, &kept.inverse_sum, &kept.output_rest}) {
     *tensor = arguments.next<at::Tensor>();
   }
-  backward.call = read_attend(arguments);
+  backward.call = read_attend(arguments, integers);
   backward.pass = read_pass(arguments);
   return backward;
 }
@@ -147,7 +130,7 @@ BackwardCall read_backward(Arguments& arguments) {
 /// memory.
 void check_kept(const BackwardCall& backward) {
   constexpr auto kBackward = "attend_backward";
-  const auto& [query, key, value, options] = backward.call;
+  const auto &query = backward.call.query, &value = backward.call.value;
   const auto check = [&](const char* name, const at::Tensor& tensor, at::IntArrayRef sizes,
                          at::ScalarType dtype) {
     if (!tensor.defined()) return;
@@ -169,57 +152,47 @@ void check_kept(const BackwardCall& backward) {
   if (dtype != precise) check("output_rest", kept.output_rest, outputs, dtype);
 }
 
-/// The gradient of the sinks that the caller passed. make_problem replaces larger sinks by the
-/// largest number of the computation, so their gradient is 0.
-at::Tensor gradient_of_given_sinks(const at::Tensor& gradient, const at::Tensor& sinks) {
-  const auto bounded =
-      sinks.to(gradient.scalar_type()).gt(largest_computed(gradient.scalar_type()));
-  return gradient.masked_fill(bounded, 0.0).to(sinks.scalar_type());
+/// The gradient of an argument from that of its tensor in the Problem. make_problem bounds sinks
+/// and slopes; the gradient of those that it changed is 0.
+at::Tensor gradient_of_given(size_t index, const KeptCall& call, const at::Tensor& gradient,
+                             const at::Tensor& given) {
+  if (index < 3) return laid_out_like(gradient, given);  // query, key and value
+  auto own = gradient.reshape(given.sizes());
+  if (index > 3) {  // not the bias
+    const auto& used = call.problem.*kProblemTensors[index];
+    const auto is_changed = used.reshape(given.sizes()).ne(given.to(used.scalar_type()));
+    own = own.masked_fill(is_changed, 0.0);
+  }
+  return own.to(given.scalar_type()).contiguous();
 }
 
 Results backward_on_device(Arguments& arguments) {
   const at::NoGradGuard no_grad;
-  auto backward = read_backward(arguments);
+  auto backward = read_backward(arguments, Integers::known);
   auto& [of_output, of_lse, kept, call, pass] = backward;
-  const auto &bias = call.options.bias(), &sinks = call.options.sinks();
-  pass.wanted[3] = pass.wanted[3] && bias;
-  pass.wanted[4] = pass.wanted[4] && sinks;
+  const auto tensors = differentiable_tensors(call);
+  for (size_t i = 0; i < tensors.size(); ++i) pass.wanted[i] = pass.wanted[i] && tensors[i];
   const auto to_differentiate = kept_call(call, pass);
   check_kept(backward);
   kept.largest = kept.largest.contiguous();
   kept.inverse_sum = kept.inverse_sum.contiguous();
   const auto found = gradients_of_kept(to_differentiate, kept, of_output, of_lse);
-  Results results = {laid_out_like(found[0], call.query),
-                     laid_out_like(found[1], call.key),
-                     laid_out_like(found[2], call.value),
-                     {},
-                     {}};
-  if (bias && pass.wanted[3]) results[3] = found[3].reshape(bias->sizes()).contiguous();
-  if (sinks && pass.wanted[4]) results[4] = gradient_of_given_sinks(found[4], *sinks).contiguous();
+  Results results(kGradientTensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (pass.wanted[i]) results[i] = gradient_of_given(i, to_differentiate, found[i], *tensors[i]);
+  }
   return results;
 }
 
 Results backward_on_meta(Arguments& arguments) {
-  const auto backward = read_backward(arguments);
-  const auto& [query, key, value, options] = backward.call;
-  const auto& wanted = backward.pass.wanted;
+  auto backward = read_backward(arguments, Integers::may_be_symbols);
+  const auto tensors = differentiable_tensors(backward.call);
   Results results(kGradientTensors);
-  if (wanted[0]) results[0] = at::empty_like(query);
-  if (wanted[1]) results[1] = at::empty_like(key);
-  if (wanted[2]) results[2] = at::empty_like(value);
-  if (wanted[3] && options.bias()) results[3] = empty_dense(*options.bias());
-  if (wanted[4] && options.sinks()) results[4] = empty_dense(*options.sinks());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!backward.pass.wanted[i] || !tensors[i]) continue;
+    results[i] = i < 3 ? at::empty_like(*tensors[i]) : empty_dense(*tensors[i]);
+  }
   return results;
-}
-
-/// Whether query, key, value, bias and sinks require grad; false for those that are absent.
-c10::List<bool> requiring(const AttendCall& call) {
-  const auto& [query, key, value, options] = call;
-  const auto requires_grad = [](const std::optional<at::Tensor>& tensor) {
-    return tensor && tensor->requires_grad();
-  };
-  return c10::List<bool>({query.requires_grad(), key.requires_grad(), value.requires_grad(),
-                          requires_grad(options.bias()), requires_grad(options.sinks())});
 }
 
 /// A traced call, recorded for autograd with an operator for each pass. `arguments` are those of
@@ -247,18 +220,19 @@ struct TracedAttend : public torch::autograd::Function<TracedAttend> {
     stack.insert(stack.end(), saved.arguments.begin(), saved.arguments.end());
     const auto found = call_operator("attend_backward", std::move(stack));
     Arguments arguments(saved.arguments, saved.arguments.size());
-    const auto options = read_attend(arguments).options;
-    variable_list gradients(found.begin(), found.begin() + 3);
-    if (options.bias()) gradients.push_back(found[3]);
-    if (options.sinks()) gradients.push_back(found[4]);
+    auto call = read_attend(arguments, Integers::may_be_symbols);
+    const auto tensors = differentiable_tensors(call);
+    variable_list gradients;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i]) gradients.push_back(found[i]);
+    }
     gradients.resize(gradients.size() + 2);  // for arguments and with_lse
     return gradients;
   }
 };
 
 CallToRecord described_attend(Arguments& arguments) {
-  const auto call = read_attend(arguments);
-  return {differentiable_tensors(call), call.options.dropout()};
+  return to_record(read_attend(arguments, Integers::may_be_symbols));
 }
 
 template <bool WithLse>
@@ -267,7 +241,7 @@ Results attend_traced(const Stack& arguments, const CallToRecord& to_record) {
   auto call = arguments;
   call.emplace_back(traced_seed(to_record.dropout));
   call.emplace_back(WithLse);
-  call.emplace_back(requiring(read_attend(to_read)));
+  call.emplace_back(requiring(read_attend(to_read, Integers::may_be_symbols)));
   return TracedAttend::apply(at::TensorList(to_record.inputs), call, WithLse);
 }
 
@@ -288,11 +262,8 @@ void register_on_device(torch::Library& library) {
 
 TORCH_LIBRARY_FRAGMENT(heed, library) {
   constexpr auto kKept = "Tensor output, Tensor largest, Tensor inverse_sum, Tensor output_rest";
-  constexpr auto kGradients =
-      "Tensor query_gradient, Tensor key_gradient, Tensor value_gradient, Tensor bias_gradient, "
-      "Tensor sinks_gradient";
   const auto arguments = attend_arguments();
-  const auto passed = fmt::format("{}, {}", arguments, kPassOptions);
+  const auto passed = fmt::format("{}, {}", arguments, pass_schema());
   define(library, fmt::format("attend({}) -> Tensor", arguments), /*draws=*/true);
   define(library, fmt::format("attend_with_lse({}) -> (Tensor output, Tensor lse)", arguments),
          /*draws=*/true);
@@ -300,7 +271,7 @@ TORCH_LIBRARY_FRAGMENT(heed, library) {
   define(
       library,
       fmt::format("attend_backward(Tensor? output_gradient, Tensor? lse_gradient, {}, {}) -> ({})",
-                  kKept, passed, kGradients),
+                  kKept, passed, gradients_schema()),
       /*draws=*/false);
 }
 

@@ -1,13 +1,20 @@
 #include "core/autocast.h"
 
+#include "core/dtypes.h"
 #include "ops/boxed.h"
 
 /// The operators under autocast. They convert the same tensors as heed's functions, but before
-/// autograd, so that a compiler that traces a call sees the conversions.
+/// autograd, so that a compiler that traces a call sees the conversions. Operators of layers keep
+/// the dtype of x, as heed's modules do.
 
 namespace heed::detail {
 
 namespace {
+
+void call_without_autocast(const c10::OperatorHandle& op, Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  op.callBoxed(*stack);
+}
 
 void call_converted(const c10::OperatorHandle& op, Stack* stack) {
   auto* arguments = stack->data() + stack->size() - argument_count(op);
@@ -21,14 +28,24 @@ void call_converted(const c10::OperatorHandle& op, Stack* stack) {
   arguments[1] = call.key;
   arguments[2] = call.value;
   if (bias != nullptr) *bias = call.options.bias();
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  op.callBoxed(*stack);
+  call_without_autocast(op, stack);
+}
+
+/// The query of attend_paged gets the dtype of the pages, unless these are quantized.
+void call_paged_converted(const c10::OperatorHandle& op, Stack* stack) {
+  auto* arguments = stack->data() + stack->size() - argument_count(op);
+  const auto query = arguments[0].toTensor();
+  const auto dtype = arguments[1].toTensor().scalar_type();
+  if (query.is_floating_point() && is_attention_dtype(dtype)) arguments[0] = query.to(dtype);
+  call_without_autocast(op, stack);
 }
 
 void register_converted(torch::Library& library) {
-  for (const auto* name : {"attend", "attend_with_lse", "attend_varlen"}) {
+  for (const auto* name : {"attend", "attend_with_weights", "attend_with_lse", "attend_varlen",
+                           "attend_varlen_with_lse"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_converted>());
   }
+  library.impl("attend_paged", torch::CppFunction::makeFromBoxedFunction<&call_paged_converted>());
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ inline Arguments copies_on(at::Device device, at::ScalarType dtype, const CudaCa
   Arguments result{{leaf(given.query), leaf(given.key), leaf(given.value)}, call.options};
   auto& options = result.options;
   for (auto* tensor : {&options.mask(), &options.bias(), &options.sinks(), &options.alibi_slopes(),
-                       &options.documents()}) {
+                       &options.documents(), &options.global_tokens(), &options.relative_bias()}) {
     if (*tensor) *tensor = (*tensor)->to(device);
   }
   return result;
@@ -65,6 +65,7 @@ inline std::vector<CudaCall> cuda_calls(int64_t length = 40) {
   const auto bias = on(at::randn({1, 4, L, L}));
   const auto sinks = on(at::randn({4})), slopes = on(at::tensor({0.5F, 0.25F, 0.1F, 0.05F}));
   const auto documents = on(at::arange(L).div(13, "floor"));
+  const auto global = on(at::arange(L).remainder(9).eq(1)), relative = on(at::randn({4, 9}));
   std::vector<CudaCall> calls;
   for (const auto dtype : {at::kHalf, at::kBFloat16}) {
     const auto add = [&](const char* name, const Sizes& sizes, const AttendOptions& given,
@@ -77,6 +78,13 @@ inline std::vector<CudaCall> cuda_calls(int64_t length = 40) {
     add("causal, L > S", blind, options().causal(true), Path::flash);
     add("causal window", same, options().causal(true).window(5), Path::flash);
     add("two-sided window", longer, options().window(5), Path::flash);
+    add("left window", same, options().left_window(5), Path::flash);
+    add("right window", same, options().right_window(3), Path::flash);
+    add("left and right window", longer, options().left_window(5).right_window(2), Path::flash);
+    add("top left, causal", longer, options().top_left(true).causal(true), Path::fused);
+    add("top left, window", longer, options().top_left(true).causal(true).window(5), Path::flash);
+    add("global tokens", same, options().window(5).global_tokens(global), Path::query_blocks);
+    add("relative bias", same, options().relative_bias(relative), Path::query_blocks);
     add("grouped heads", grouped, options().causal(true), Path::fused);
     add("grouped heads, window", grouped, options().causal(true).window(5), Path::flash);
     add("one query", one, options().causal(true), Path::fused);
@@ -108,6 +116,12 @@ inline std::vector<CudaCall> cuda_calls(int64_t length = 40) {
   add("causal window", same, options().causal(true).window(5), Path::efficient);
   add("causal window, L < S", longer, options().causal(true).window(5), Path::efficient);
   add("two-sided window", same, options().window(5), Path::query_blocks);
+  add("left window, causal", longer, options().causal(true).left_window(5), Path::efficient);
+  add("left window", same, options().left_window(5), Path::query_blocks);
+  add("top left, causal", longer, options().top_left(true).causal(true), Path::fused);
+  add("top left, causal, L > S", blind, options().top_left(true).causal(true), Path::fused);
+  add("global tokens", same, options().window(5).global_tokens(global), Path::query_blocks);
+  add("relative bias", longer, options().causal(true).relative_bias(relative), Path::query_blocks);
   add("grouped heads", grouped, options().causal(true), Path::efficient);
   add("one query", one, options().causal(true), Path::fused);
   add("Dv and D differ", wide, options().causal(true).window(5), Path::efficient);

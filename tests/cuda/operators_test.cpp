@@ -42,7 +42,7 @@ detail::Problem problem(bool is_packed) {
   detail::Problem problem;
   problem.query = problem.key = problem.value = at::zeros({1, 2, 3, 8});
   problem.causal = true;
-  problem.window = 2;
+  problem.left_window = 1;
   if (is_packed) {
     const auto offsets = at::zeros({2}, at::kInt);
     problem.sequences = detail::PackedSequences{offsets, offsets, offsets, 3, 3};

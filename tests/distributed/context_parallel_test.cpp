@@ -1,7 +1,9 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/core/functional.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/floor_divide.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
@@ -13,18 +15,25 @@
 #include <heed/decoder.h>
 #include <heed/distributed/context_parallel.h>
 #include <heed/multi_head_attention.h>
+#include <heed/text_encoder.h>
+#include <heed/transformer.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "distributed/processes.h"
+#include "distributed/sequence_shards.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/seeds.h"
@@ -52,22 +61,20 @@ class Cases {
   Cases(int64_t processes, uint32_t seed)
       : processes_(processes), random_(static_cast<uint32_t>(moved(seed))) {}
 
-  Case next(bool heads_divide) {
+  Case next(bool by_heads) {
     Case c;
     auto& s = c.sizes;
     s.B = 1 + pick(2);
-    s.G = heads_divide ? processes_ : 1 + pick(3);
-    s.H = s.G * (1 + pick(3));
+    s.G = 1 + pick(4);
+    s.H = (by_heads ? std::lcm(s.G, processes_) : s.G) * (1 + pick(by_heads ? 2 : 3));
     s.L = 2 * processes_ * (1 + pick(4));
     s.S = pick(3) == 0 ? 2 * processes_ * (1 + pick(4)) : s.L;
     s.D = 1 + pick(9);
     s.Dv = 1 + pick(9);
     auto& o = c.options;
-    o.causal(pick(2) == 0);
-    if (pick(3) == 0) o.window(1 + pick(s.S));
+    set_positions(o, s);
     if (pick(4) == 0) o.scale(0.1 * static_cast<double>(1 + pick(20)));
     if (pick(4) == 0) o.softcap(0.5 + static_cast<double>(pick(3)));
-    if (pick(4) == 0) o.alibi_slopes(uniform({s.H}, at::kDouble).abs());
     if (pick(4) == 0) o.sinks(uniform({s.H}, at::kDouble));
     const auto or_one = [&](int64_t size) { return pick(2) == 0 ? size : int64_t{1}; };
     const auto shape_of_scores = [&]() -> std::vector<int64_t> {
@@ -83,6 +90,27 @@ class Cases {
   }
 
  private:
+  /// Options that depend on how far a key is from a query.
+  void set_positions(AttendOptions& o, const Sizes& s) {
+    o.causal(pick(2) == 0).top_left(pick(4) == 0);
+    switch (pick(4)) {
+      case 0:
+        o.window(1 + pick(s.S));
+        break;
+      case 1:
+        if (pick(3) > 0) o.left_window(pick(s.S));
+        if (pick(3) > 0) o.right_window(pick(s.S));
+        break;
+      default:
+        break;
+    }
+    if (pick(4) == 0) {
+      const std::vector<int64_t> shapes[] = {{s.H}, {s.B, s.H}};
+      o.alibi_slopes(uniform(shapes[pick(2)], at::kDouble).abs());
+    }
+    if (pick(4) == 0) o.relative_bias(uniform({s.H, 2 * pick(7) + 1}, at::kDouble));
+  }
+
   int64_t pick(int64_t count) {
     return std::uniform_int_distribution<int64_t>(0, count - 1)(random_);
   }
@@ -101,71 +129,138 @@ at::Tensor sum_over_processes(const at::Tensor& tensor, const ProcessGroup& grou
   return tensors[0];
 }
 
+/// Every third token begins a document.
+at::Tensor documents_of(int64_t length) {
+  return at::floor_divide(at::arange(length, at::kLong), 3);
+}
+
+/// The options with nothing but a mask and a bias, [B or 1, H, L, S], for all that depends on
+/// positions and documents. The bias has the graph of `bias`, `slopes` and `relative`, which may be
+/// undefined.
+AttendOptions by_mask_and_bias(const Case& c, const at::Tensor& bias, const at::Tensor& slopes,
+                               const at::Tensor& relative) {
+  const auto& s = c.sizes;
+  const auto& o = c.options;
+  const auto ahead =
+      at::arange(s.S) - at::arange(s.L).unsqueeze(1) - (o.top_left() ? 0 : s.S - s.L);
+  auto seen = at::ones({s.L, s.S}, at::kBool);
+  const auto limit = [&](int64_t left, int64_t right) {
+    seen = seen.logical_and(ahead.ge(-left)).logical_and(ahead.le(right));
+  };
+  constexpr int64_t kFar = 1 << 30;
+  if (o.causal()) limit(kFar, 0);
+  if (o.window()) limit(*o.window() - 1, *o.window() - 1);
+  limit(o.left_window().value_or(kFar), o.right_window().value_or(kFar));
+  if (c.documents) {
+    seen = seen.logical_and(documents_of(s.L).unsqueeze(1).eq(documents_of(s.S)));
+  }
+  auto scores = at::zeros({s.B, s.H, s.L, s.S}, at::kDouble);
+  if (bias.defined()) scores = scores + four_dimensional(bias);
+  if (slopes.defined()) {
+    scores = scores - slopes.view({-1, s.H, 1, 1}) * ahead.abs();
+  }
+  if (relative.defined()) {
+    const auto reach = relative.size(1) / 2;
+    const auto entries = (ahead.clamp(-reach, reach) + reach).flatten();
+    scores = scores + relative.index_select(1, entries).view({1, s.H, s.L, s.S});
+  }
+  AttendOptions plain;
+  plain.mask(o.mask() ? four_dimensional(o.mask()).logical_and(seen) : seen).bias(scores);
+  plain.scale(o.scale()).softcap(o.softcap()).sinks(o.sinks());
+  return plain;
+}
+
+/// An input of this process, and the gradient that it should have.
+struct Expected {
+  at::Tensor leaf, gradient;
+  bool is_summed;  // whether the gradient is the sum over the processes
+  double factor;   // of the tolerance, as many numbers are summed
+};
+
+/// Adds bias, slopes, relative bias and sinks of this process to its options, and to what is
+/// expected. `bias_gradient` is that of the scores' bias, which `plain` has.
+void add_expected(std::vector<Expected>& expected, AttendOptions& own, const AttendOptions& plain,
+                  const ReferenceResult& whole, const std::vector<at::Tensor>& leaves,
+                  at::ScalarType dtype, const ProcessGroup& group) {
+  const auto gradient_of = [&](const at::Tensor& leaf) {
+    return torch::autograd::grad({*plain.bias()}, {leaf}, {whole.bias_grad},
+                                 /*retain_graph=*/true)[0];
+  };
+  const auto add = [&](std::optional<at::Tensor>& option, const at::Tensor& value,
+                       const at::Tensor& gradient, bool is_summed, double factor) {
+    option = value.detach().to(dtype).clone().requires_grad_();
+    expected.push_back({*option, gradient, is_summed, factor});
+  };
+  const auto &bias = leaves[0], &slopes = leaves[1], &relative = leaves[2];
+  const auto distances = static_cast<double>(plain.bias()->size(2) + plain.bias()->size(3));
+  if (bias.defined()) {
+    const auto gradient = own_rows(gradient_of(bias), group);
+    add(own.bias(), own_rows(bias, group), gradient, bias.size(-2) == 1, 1);
+  }
+  if (slopes.defined()) add(own.alibi_slopes(), slopes, gradient_of(slopes), true, distances);
+  if (relative.defined()) add(own.relative_bias(), relative, gradient_of(relative), true, 8);
+  if (own.sinks()) {
+    const auto sinks = *own.sinks();
+    add(own.sinks(), sinks, whole.sinks_grad, true, 1);
+  }
+}
+
 /// Compares output and gradients of this process with its share of the reference's.
 void expect_share_of_reference(const Case& c, const Attend& attend, at::ScalarType dtype,
                                const ProcessGroup& group) {
   const auto& s = c.sizes;
   const auto computed_in = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto inputs = make_inputs(s, dtype);
-  auto options = c.options;
-  for (auto* tensor : {&options.bias(), &options.sinks(), &options.alibi_slopes()}) {
-    if (*tensor) *tensor = (*tensor)->to(computed_in);
-  }
   const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, dtype);
-  auto whole = options;
-  const auto documents = at::floor_divide(at::arange(s.L, at::kLong), 3);
-  const auto key_documents = at::floor_divide(at::arange(s.S, at::kLong), 3);
-  if (c.documents) {
-    const auto same = documents.unsqueeze(1).eq(key_documents);
-    whole.mask(options.mask() ? options.mask()->logical_and(same) : same);
+  std::vector<at::Tensor>
+      leaves;  // bias, slopes and relative bias, rounded as the process has them
+  for (const auto* option :
+       {&c.options.bias(), &c.options.alibi_slopes(), &c.options.relative_bias()}) {
+    leaves.push_back(*option ? (*option)->to(computed_in).to(at::kDouble).requires_grad_()
+                             : at::Tensor());
   }
-  const auto expected = reference(inputs, whole, output_gradient);
+  auto own = c.options;
+  if (own.sinks()) own.sinks(own.sinks()->to(computed_in));
+  auto plain = by_mask_and_bias(c, leaves[0], leaves[1], leaves[2]);
+  plain.sinks(own.sinks());
+  const auto whole = reference(inputs, plain, output_gradient);
 
   const auto share = [&](const at::Tensor& x) { return shard_sequence(x, 2, group); };
   const auto query = share(inputs.query).requires_grad_(), key = share(inputs.key).requires_grad_(),
              value = share(inputs.value).requires_grad_();
-  std::vector<at::Tensor> leaves = {query, key, value};
-  std::vector<at::Tensor> gradients = {share(expected.query_grad), share(expected.key_grad),
-                                       share(expected.value_grad)};
-  auto own = options;
-  if (options.mask()) own.mask(own_rows(*options.mask(), group));
-  if (options.bias()) {
-    own.bias(own_rows(*options.bias(), group).clone().requires_grad_());
-    leaves.push_back(*own.bias());
-    gradients.push_back(own_rows(expected.bias_grad, group).reshape(own.bias()->sizes()));
-  }
-  if (options.sinks()) {
-    own.sinks(options.sinks()->clone().requires_grad_());
-    leaves.push_back(*own.sinks());
-    gradients.push_back(expected.sinks_grad);
-  }
+  std::vector<Expected> expected = {{query, share(whole.query_grad), false, 1},
+                                    {key, share(whole.key_grad), false, 1},
+                                    {value, share(whole.value_grad), false, 1}};
+  add_expected(expected, own, plain, whole, leaves, computed_in, group);
+  if (own.mask()) own.mask(own_rows(*own.mask(), group));
   if (c.documents) {
-    own.documents(shard_sequence(documents, 0, group));
-    if (s.L != s.S) own.key_documents(shard_sequence(key_documents, 0, group));
+    own.documents(shard_sequence(documents_of(s.L), 0, group));
+    if (s.L != s.S) own.key_documents(shard_sequence(documents_of(s.S), 0, group));
   }
   const auto output = attend(query, key, value, group, own);
   ASSERT_EQ(output.scalar_type(), dtype);
   // Sums of up to 32 products, parts of which are joined by a few operations more.
   const double roundoff = unit_roundoff(dtype);
-  EXPECT_TRUE(is_close(output, share(expected.output), 64 * roundoff));
-  const auto found = torch::autograd::grad({output}, leaves, {share(output_gradient)});
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const bool shared = i >= 3 && leaves[i].sizes() == gradients[i].sizes() &&
-                        (leaves[i].dim() == 1 || leaves[i].size(-2) == 1);
-    const auto sum = shared ? sum_over_processes(found[i], group) : found[i];
-    EXPECT_TRUE(is_close(sum, gradients[i], 512 * roundoff)) << "gradient " << i;
+  EXPECT_TRUE(is_close(output, share(whole.output), 64 * roundoff));
+  const auto found =
+      torch::autograd::grad({output}, c10::fmap(expected, [](const Expected& e) { return e.leaf; }),
+                            {share(output_gradient)});
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto& e = expected[i];
+    EXPECT_EQ(found[i].scalar_type(), e.leaf.scalar_type());
+    const auto sum = e.is_summed ? sum_over_processes(found[i], group) : found[i];
+    EXPECT_TRUE(is_close(sum, e.gradient, 512 * e.factor * roundoff)) << "gradient " << i;
   }
   const torch::NoGradGuard no_grad;
-  EXPECT_TRUE(
-      is_close(attend(query, key, value, group, own), share(expected.output), 64 * roundoff));
+  EXPECT_TRUE(is_close(attend(query, key, value, group, own), share(whole.output), 64 * roundoff));
 }
 
-void expect_reference(int64_t processes, const Attend& attend, bool heads_divide, int64_t count) {
+void expect_reference(int64_t processes, const Attend& attend, bool by_heads, int64_t count) {
   in_processes(processes, [&](const ProcessGroup& group) {
     torch::manual_seed(moved(1));
     Cases cases(processes, 7);
     for (int64_t i = 0; i < count; ++i) {
-      const auto c = cases.next(heads_divide);
+      const auto c = cases.next(by_heads);
       SCOPED_TRACE("case " + std::to_string(i));
       const auto dtype = i % 4 == 3 ? at::kFloat : i % 8 == 5 ? at::kBFloat16 : at::kDouble;
       ASSERT_NO_FATAL_FAILURE(expect_share_of_reference(c, attend, dtype, group));
@@ -177,11 +272,11 @@ void expect_reference(int64_t processes, const Attend& attend, bool heads_divide
 class RingAttend : public testing::TestWithParam<int64_t> {};
 
 TEST_P(RingAttend, IsAttentionToTheWholeSequence) {
-  expect_reference(GetParam(), ring_attend, /*heads_divide=*/false, 200);
+  expect_reference(GetParam(), ring_attend, /*by_heads=*/false, 300);
 }
 
 TEST_P(RingAttend, IsTheSameByHeads) {
-  expect_reference(GetParam(), ulysses_attend, /*heads_divide=*/true, 60);
+  expect_reference(GetParam(), ulysses_attend, /*by_heads=*/true, 120);
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, RingAttend, testing::Values(1, 2, 3, 4),
@@ -214,6 +309,82 @@ TEST(ContextParallel, DropsTheWeightsThatOneProcessDrops) {
   }
 }
 
+/// One key/value head for all processes, and heads that two processes share in unequal parts.
+TEST(ContextParallel, SharesAHeadAmongProcesses) {
+  const auto expect = [](int64_t processes, int64_t heads, int64_t groups) {
+    in_processes(processes, [&](const ProcessGroup& group) {
+      torch::manual_seed(moved(5));
+      Case c;
+      c.sizes.H = heads;
+      c.sizes.G = groups;
+      c.sizes.L = c.sizes.S = 4 * processes;
+      c.options.causal(true);
+      expect_share_of_reference(c, ulysses_attend, at::kDouble, group);
+    });
+  };
+  expect(2, 2, 1);
+  expect(3, 6, 2);
+  expect(4, 4, 1);
+  expect(4, 8, 2);
+  expect(4, 12, 6);
+}
+
+/// Gradients of what all processes have, where nothing else requires grad.
+TEST(ContextParallel, DifferentiatesSlopesAndRelativeBiasAlone) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(moved(6));
+    const auto inputs = make_inputs({2, 4, 2, 8, 8, 5, 5}, at::kDouble);
+    const auto share = [&](const at::Tensor& x) { return shard_sequence(x, 2, group); };
+    const auto slopes = uniform({2, 4}, at::kDouble).requires_grad_();
+    const auto relative = uniform({4, 5}, at::kDouble).requires_grad_();
+    for (const auto& leaf : {slopes, relative}) {
+      const auto options = leaf.is_same(slopes) ? AttendOptions().alibi_slopes(leaf)
+                                                : AttendOptions().relative_bias(leaf);
+      const auto whole = attend(inputs, options);
+      const auto expected = torch::autograd::grad({whole.square().sum()}, {leaf})[0];
+      for (const auto& attend_shares : {Attend(ring_attend), Attend(ulysses_attend)}) {
+        const auto own = attend_shares(share(inputs.query), share(inputs.key), share(inputs.value),
+                                       group, options);
+        const auto found = torch::autograd::grad({own.square().sum()}, {leaf})[0];
+        EXPECT_TRUE(is_close(sum_over_processes(found, group), expected, 1e-13));
+      }
+    }
+  });
+}
+
+/// A chunk is seen if any of its keys is.
+TEST(ContextParallel, SeesAChunkWhereAQuerySeesAKey) {
+  using distributed::detail::SequenceShards;
+  using distributed::detail::Visibility;
+  constexpr int64_t kProcesses = 2, kFar = std::numeric_limits<int64_t>::max();
+  const std::optional<int64_t> windows[] = {std::nullopt, 0, 1, 3, kFar};
+  const auto sees = [&](const Visibility& v, int64_t query_rank, int64_t m, int64_t key_rank,
+                        int64_t n) {
+    for (int64_t i = 0; i < v.queries.chunk_length(); ++i) {
+      const auto p =
+          v.queries.first(query_rank, m) + i + (v.top_left ? 0 : v.keys.length - v.queries.length);
+      for (int64_t k = 0; k < v.keys.chunk_length(); ++k) {
+        const auto j = v.keys.first(key_rank, n) + k;
+        if (p - j <= v.left.value_or(kFar) && j - p <= v.right.value_or(kFar)) return true;
+      }
+    }
+    return false;
+  };
+  for (const int64_t queries : {4, 8, 12}) {
+    for (const int64_t keys : {0, 4, 8, 12}) {
+      for (int64_t i = 0; i < 25 * 2; ++i) {
+        const Visibility v{
+            {kProcesses, queries}, {kProcesses, keys}, windows[i % 5], windows[i / 5 % 5], i >= 25};
+        for (int64_t place = 0; place < 16; ++place) {
+          const auto a = place & 1, m = place >> 1 & 1, b = place >> 2 & 1, n = place >> 3;
+          EXPECT_EQ(v.sees(a, m, b, n), sees(v, a, m, b, n))
+              << queries << " queries, " << keys << " keys, options " << i << ", place " << place;
+        }
+      }
+    }
+  }
+}
+
 TEST(ContextParallel, ShardsAndUnshards) {
   in_processes(2, [](const ProcessGroup& group) {
     const auto x = at::arange(16, at::kDouble).view({2, 8}).requires_grad_();
@@ -241,38 +412,117 @@ heed::Decoder make_decoder(bool learned_positions) {
   return Decoder(options);
 }
 
+/// Documents of five tokens, from whose middle some rows begin, and the positions in them.
+TransformerInputs packed_inputs(int64_t batch, int64_t length) {
+  const auto index = at::arange(length).unsqueeze(0) + at::arange(batch).unsqueeze(1);
+  return TransformerInputs().documents(index.floor_divide(5)).positions(index.remainder(5));
+}
+
+/// This process's share of a row's tokens.
+at::Tensor own_tokens(const at::Tensor& rows, const ProcessGroup& group) {
+  return shard_sequence(rows, 1, group);
+}
+
+TransformerInputs own_inputs(TransformerInputs inputs, const ProcessGroup& group) {
+  for (auto* rows : {&inputs.documents(), &inputs.positions()}) {
+    if (*rows) *rows = own_tokens(**rows, group);
+  }
+  return inputs;
+}
+
+void expect_trained_as_one_process(bool learned_positions, const TransformerInputs& inputs,
+                                   distributed::SequenceExchange exchange,
+                                   const ProcessGroup& group) {
+  torch::manual_seed(moved(1));
+  auto whole = make_decoder(learned_positions);
+  auto shared = std::dynamic_pointer_cast<DecoderImpl>(whole->clone());
+  for (auto* model : {whole.get(), shared.get()}) model->to(at::kDouble);
+  distributed::share_sequence(*shared, group, exchange);
+  const auto all = at::randint(11, {3, 17}, at::kLong);
+  const auto loss = [](DecoderImpl& model, const at::Tensor& x, const at::Tensor& y,
+                       const TransformerInputs& given) {
+    torch::manual_seed(moved(9));  // dropout
+    return at::cross_entropy_loss(model.forward(x, given).flatten(0, 1), y.flatten());
+  };
+  const auto tokens = all.narrow(1, 0, 16), targets = all.narrow(1, 1, 16);
+  const auto expected = loss(*whole, tokens, targets, inputs);
+  expected.backward();
+  const auto own = loss(*shared, own_tokens(tokens, group), own_tokens(targets, group),
+                        own_inputs(inputs, group));
+  own.backward();
+  EXPECT_TRUE(is_close(sum_over_processes(own.detach(), group) / 2, expected, 1e-12));
+  const auto parameters = whole->named_parameters();
+  for (const auto& parameter : shared->named_parameters()) {
+    const auto mean = sum_over_processes(parameter.value().grad(), group) / 2;
+    EXPECT_TRUE(is_close(mean, parameters[parameter.key()].grad(), 1e-12)) << parameter.key();
+  }
+  distributed::share_sequence(*shared, {});
+  EXPECT_TRUE(is_close(loss(*shared, tokens, targets, inputs), expected, 1e-12));
+}
+
 TEST(ContextParallel, TrainsADecoderAsOneProcess) {
   using distributed::SequenceExchange;
   for (const auto exchange : {SequenceExchange::ring, SequenceExchange::ulysses}) {
     in_processes(2, [&](const ProcessGroup& group) {
       for (const bool learned_positions : {false, true}) {
-        torch::manual_seed(moved(1));
-        auto whole = make_decoder(learned_positions);
-        auto shared = std::dynamic_pointer_cast<DecoderImpl>(whole->clone());
-        for (auto* model : {whole.get(), shared.get()}) model->to(at::kDouble);
-        distributed::share_sequence(*shared, group, exchange);
-        const auto tokens = at::randint(11, {3, 17}, at::kLong);
-        const auto loss = [](DecoderImpl& model, const at::Tensor& x, const at::Tensor& y) {
-          torch::manual_seed(moved(9));  // dropout
-          return at::cross_entropy_loss(model.forward(x).flatten(0, 1), y.flatten());
-        };
-        const auto share = [&](const at::Tensor& x) { return shard_sequence(x, 1, group); };
-        const auto inputs = tokens.narrow(1, 0, 16), targets = tokens.narrow(1, 1, 16);
-        const auto expected = loss(*whole, inputs, targets);
-        expected.backward();
-        const auto own = loss(*shared, share(inputs), share(targets));
-        own.backward();
-        EXPECT_TRUE(is_close(sum_over_processes(own.detach(), group) / 2, expected, 1e-12));
-        const auto parameters = whole->named_parameters();
-        for (const auto& parameter : shared->named_parameters()) {
-          const auto mean = sum_over_processes(parameter.value().grad(), group) / 2;
-          EXPECT_TRUE(is_close(mean, parameters[parameter.key()].grad(), 1e-12)) << parameter.key();
-        }
-        distributed::share_sequence(*shared, {});
-        EXPECT_TRUE(is_close(loss(*shared, inputs, targets), expected, 1e-12));
+        expect_trained_as_one_process(learned_positions, {}, exchange, group);
+        expect_trained_as_one_process(learned_positions, packed_inputs(3, 16), exchange, group);
       }
     });
   }
+}
+
+TEST(ContextParallel, EncodesTextAsOneProcess) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(moved(11));
+    const auto positions = PositionEmbeddingOptions(16).kind(PositionKind::learned).max_length(16);
+    const EncoderOptions stack(GroupQueryAttentionOptions(16, 4, 2), /*num_layers=*/2);
+    const auto options = TextEncoderOptions(/*vocab_size=*/11, stack).positions(positions);
+    TextEncoder encoder(options), counted(TextEncoderOptions(options).padding_token(1));
+    encoder->to(at::kDouble);
+    const auto tokens = at::randint(11, {3, 16}, at::kLong);
+    for (const auto& inputs : {TransformerInputs(), packed_inputs(3, 16)}) {
+      distributed::share_sequence(*encoder, {});
+      const auto whole = encoder->forward(tokens, inputs);
+      distributed::share_sequence(*encoder, group);
+      const auto own = encoder->forward(own_tokens(tokens, group), own_inputs(inputs, group));
+      EXPECT_TRUE(is_close(own, own_tokens(whole, group), 1e-12));
+    }
+    distributed::share_sequence(*counted, group);
+    EXPECT_ERROR(
+        "TextEncoder: positions must be given where processes share the sequence: those of "
+        "padding_token (1) count all tokens",
+        counted->forward(own_tokens(tokens, group)));
+  });
+}
+
+/// A share of a sequence does not tell the lengths of documents.
+TEST(ContextParallel, TakesRotaryAnglesOfItsOwnTokens) {
+  in_processes(2, [](const ProcessGroup& group) {
+    torch::manual_seed(moved(12));
+    const auto rotary = RotaryEmbeddingOptions(4).scaling(NtkScaling(4.0).original_length(3));
+    const auto attention = GroupQueryAttentionOptions(16, 4, 2).causal(true).rotary(rotary);
+    Encoder encoder(EncoderOptions(attention, /*num_layers=*/2));
+    encoder->to(at::kDouble);
+    const auto x = uniform({3, 16, 16}, at::kDouble);
+    const auto inputs = packed_inputs(3, 16);
+    const auto whole = encoder->forward(x, inputs);
+    distributed::share_sequence(*encoder, group);
+    const auto own_x = shard_sequence(x, 1, group);
+    auto own = own_inputs(inputs, group);
+    EXPECT_ERROR(
+        "Encoder: positions must be absent where processes share the sequence and its length "
+        "changes the rotary frequencies: pass rotary_angles",
+        encoder->forward(own_x, own));
+    // Only the last document of each row is shorter than five tokens.
+    const auto lengths = at::full({3, 16}, 5, at::kLong);
+    for (int64_t row = 0; row < 3; ++row) lengths[row].narrow(0, 15 - row, row + 1).fill_(row + 1);
+    const auto& embedding = encoder->blocks->ptr<TransformerBlockImpl>(0)->attention->rotary;
+    const auto angles = embedding->angles(*inputs.positions(), lengths, at::kDouble);
+    own.rotary_angles(
+        RotaryAngles{shard_sequence(angles.cos, 2, group), shard_sequence(angles.sin, 2, group)});
+    EXPECT_TRUE(is_close(encoder->forward(own_x, own), shard_sequence(whole, 1, group), 1e-12));
+  });
 }
 
 TEST(ContextParallelErrors, NameWhatIsWrong) {
@@ -288,6 +538,10 @@ TEST(ContextParallelErrors, NameWhatIsWrong) {
         "unshard_sequence: dim 2 (3) must be even, as shard_sequence makes it; tensor [2, 4, 3, 8]",
         unshard_sequence(x.narrow(2, 0, 3), 2, group));
     EXPECT_ERROR("ring_attend: group must not be null", ring_attend(x, x, x, {}));
+    const auto by_rule = make_block_mask(
+        1, 1, 6, 6, [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) { return j <= i; });
+    EXPECT_ERROR("ring_attend: block_mask must be absent: pass its mask() as mask",
+                 ring_attend(x, x, x, group, AttendOptions().block_mask(by_rule)));
     EXPECT_ERROR(
         "ring_attend: query dim 2 (5) must be even, as shard_sequence makes it; query [2, 4, 5, 8]",
         ring_attend(x.narrow(2, 0, 5), x, x, group));
@@ -299,6 +553,26 @@ TEST(ContextParallelErrors, NameWhatIsWrong) {
         "ulysses_attend: query dim 1 (3) must be a multiple of the number of processes (2); query "
         "[2, 3, 6, 8]",
         ulysses_attend(x.narrow(1, 0, 3), x.narrow(1, 0, 3), x.narrow(1, 0, 3), group));
+  });
+}
+
+TEST(ContextParallelErrors, NameOptionsThatCannotShareASequence) {
+  in_processes(2, [](const ProcessGroup& group) {
+    const auto x = at::zeros({2, 4, 6, 8});
+    const auto lengths = at::ones({2}, at::kLong);
+    const std::pair<std::string, AttendOptions> refused[] = {
+        {"global_tokens must be absent",
+         AttendOptions().left_window(1).global_tokens(at::ones({6}, at::kBool))},
+        {"query_lengths must be absent", AttendOptions().query_lengths(lengths)},
+        {"key_lengths must be absent", AttendOptions().key_lengths(lengths)},
+        {"relative_positions must be absent",
+         AttendOptions().relative_bias(at::zeros({4, 3})).relative_positions(at::arange(6))},
+        {"mask_batch must be each", AttendOptions().mask_batch(MaskBatch::cycled)}};
+    for (const auto& [what, options] : refused) {
+      const auto expected = "_attend: " + what + ": processes share the sequence";
+      EXPECT_ERROR("ring" + expected, ring_attend(x, x, x, group, options));
+      EXPECT_ERROR("ulysses" + expected, ulysses_attend(x, x, x, group, options));
+    }
   });
 }
 
@@ -337,6 +611,16 @@ TEST(ContextParallelErrors, NameTheProcessThatDiffers) {
         ring_attend(x, odd ? longer : x, odd ? longer : x, group));
     EXPECT_ERROR("ring_attend: call of rank 1 (scale 2) must equal that of rank 0 (scale 1)",
                  ring_attend(x, x, x, group, AttendOptions().causal(true).scale(odd ? 2.0 : 1.0)));
+    EXPECT_ERROR(
+        "ring_attend: call of rank 1 (right_window none) must equal that of rank 0 (right_window "
+        "0)",
+        ring_attend(x, x, x, group, odd ? AttendOptions() : AttendOptions().right_window(0)));
+    const auto bias = at::zeros({4, 3});
+    EXPECT_ERROR(
+        "ring_attend: call of rank 1 (relative_bias [4, 3] Float requires grad) must equal that of "
+        "rank 0 (relative_bias [4, 3] Float)",
+        ring_attend(x, x, x, group,
+                    AttendOptions().relative_bias(odd ? bias.clone().requires_grad_() : bias)));
   });
 }
 

@@ -225,6 +225,36 @@ TEST(Exchange, OfZeroRedundancyOptimizerIsNotLeftHalfDone) {
       16);
 }
 
+TEST(Exchange, OfJoinIsNotLeftHalfDone) {
+  expect_survives(
+      [](const ProcessGroup&) -> Work {
+        return [](const ProcessGroup& group) -> Step {
+          torch::manual_seed(moved(3));
+          torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::Linear(8, 2));
+          const auto parallel = std::make_shared<distributed::DataParallel>(model, group);
+          const auto x = at::randn({3, 4});
+          return [=]() mutable {
+            parallel->join(
+                [&] {
+                  for (int i = 0; i < group->getRank(); ++i) {
+                    model->zero_grad();
+                    parallel->forward(model, x).sum().backward();
+                  }
+                },
+                distributed::JoinOptions().step([] {}));
+            // The gradients of the last pass, in which one process has a batch: sums without
+            // rounding.
+            Tensors results;
+            for (const auto& parameter : model->parameters()) {
+              results.push_back(parameter.grad().clone());
+            }
+            return results;
+          };
+        };
+      },
+      16);
+}
+
 /// Runs what throws in one process only, and returns what that and the next use say in this one.
 std::pair<std::string, std::string> failures(const ProcessGroup& group,
                                              const std::function<void()>& run) {

@@ -216,7 +216,13 @@ void expect_same_decoder(const ProcessGroup& group, const DecoderOptions& option
   targets[0][7] = -100;
   at::Tensor memories[2];
   TransformerInputs inputs[2];
+  at::Tensor relative_biases[2];
   for (size_t i = 0; i < 2; ++i) {
+    relative_biases[i] = random_input({4, 7}).requires_grad_();
+    inputs[i]
+        .relative_bias(relative_biases[i])
+        .documents(torch::arange(8).floor_divide(5))
+        .positions(torch::arange(8).remainder(5));
     if (!options.stack().block().cross_attention()) continue;
     memories[i] = random_input({2, 5, 16}).requires_grad_();
     auto mask = random_input({2, 1, 8, 5}) > -1.0;
@@ -230,6 +236,7 @@ void expect_same_decoder(const ProcessGroup& group, const DecoderOptions& option
     return vocab_parallel_cross_entropy(pair.parts->forward(tokens, inputs[1]), targets, group);
   };
   pair.expect_same_training(whole_loss, parts_loss);
+  expect_close(relative_biases[1].grad(), relative_biases[0].grad(), "gradient of relative_bias");
   if (memories[0].defined()) {
     expect_close(memories[1].grad(), memories[0].grad(), "gradient of the memory");
   }
@@ -271,6 +278,26 @@ TEST(TensorParallel, SplitsSequencesOfDecoders) {
       }
     });
   }
+}
+
+TEST(TensorParallel, SumsTheGradientOfRotaryAngles) {
+  in_processes(2, [](const ProcessGroup& group) {
+    WholeAndParts<GroupQueryAttention> pair([] { return GroupQueryAttention(attention_options()); },
+                                            group);
+    const auto x = random_input({2, 5, 16});
+    RotaryAngles angles[2];
+    for (auto& own : angles) {
+      own = {random_input({1, 1, 5, 2}).requires_grad_(),
+             random_input({1, 1, 5, 2}, 4).requires_grad_()};
+    }
+    const auto loss = [&](GroupQueryAttention& module, const RotaryAngles& own) {
+      return weighed(module->forward(x, AttentionInputs().rotary_angles(own)));
+    };
+    pair.expect_same_training([&] { return loss(pair.whole, angles[0]); },
+                              [&] { return loss(pair.parts, angles[1]); });
+    expect_close(angles[1].cos.grad(), angles[0].cos.grad(), "gradient of cos");
+    expect_close(angles[1].sin.grad(), angles[0].sin.grad(), "gradient of sin");
+  });
 }
 
 /// Outside of an Encoder, each process gives and gets its part of the sequence.

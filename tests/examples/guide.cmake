@@ -13,6 +13,11 @@ a causal mask is causal\\(true\\): true
 from_hidden: true
 mask_from_additive: true
 sees nothing: 0
+a mask of some batches: true
+BlockMask \\[1, 1, 128, 128\\]: 0 full, 3 partial and 1 hidden tiles of 64 x 64, sparsity 25.0 %
+as by a tensor: true
+.*top_left is is_causal: true
+.*padded as alone: true
 .*like nn::MultiheadAttention: true, averaged over heads: true
 like scaled_dot_product_attention: true
 top left: true
@@ -53,6 +58,7 @@ if(TARGET guide_distributed AND python)
     RUN "${python}" -m torch.distributed.run --no-python --standalone --nproc-per-node 4
         $<TARGET_FILE:guide_distributed>
     PRINTS "data parallel: the same parameters true
+unequal batches: the same parameters true
 sharded optimizer: the same parameters true
 parallel linear: the same output true
 tensor parallel: 25 of 100 scores

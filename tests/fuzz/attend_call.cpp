@@ -37,6 +37,8 @@ constexpr at::ScalarType kBiasDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16
                                           at::kHalf,  at::kLong,   at::kBool};
 const std::optional<int64_t> kWindows[] = {
     {}, 1, 2, 3, 7, 64, kLargest, 0, -1, -kLargest - 1, kLargest - 1, int64_t{1} << 40};
+const std::optional<int64_t> kSides[] = {{}, 0, 1, 2, 9, 40, kLargest, -1, -kLargest - 1};
+constexpr int64_t kReaches[] = {0, 1, 3, 20, 200};
 const std::optional<double> kScales[] = {{},        1.0,        1e-3, -0.5,  30.0,  1e30,  kNaN,
                                          kInfinity, -kInfinity, 1e39, 1e-46, -1e39, 1e300, 0.0};
 const std::optional<double> kSoftcaps[] = {{},   5.0,  0.5,   1e9,  1e-3,  50.0, 0.0,  -1.0,
@@ -54,17 +56,18 @@ const T& at_index(const T (&table)[N], int64_t index) {
 
 /// The shape of a mask or a bias. The last three fit only where sizes happen to be 1.
 Shape score_shape(const Case& c, int64_t kind) {
+  const auto B = c.mask_batch > 0 ? c.batches : c.B;
   const Shape shapes[] = {{},
                           {c.L, c.S},
-                          {c.B, c.L, c.S},
+                          {B, c.L, c.S},
                           {1, c.L, c.S},
-                          {c.B, c.H, c.L, c.S},
-                          {c.B, 1, 1, c.S},
+                          {B, c.H, c.L, c.S},
+                          {B, 1, 1, c.S},
                           {1, c.H, c.L, c.S},
                           {1, 1, c.L, c.S},
-                          {c.B, c.H, 1, c.S},
+                          {B, c.H, 1, c.S},
                           {1, c.S},
-                          {c.B, c.H, c.L, 1},
+                          {B, c.H, c.L, 1},
                           {c.S}};
   return at_index(shapes, kind);
 }
@@ -143,16 +146,17 @@ at::Tensor with_extremes(const at::Tensor& values, int64_t fill, bool finite) {
   const auto largest = values.scalar_type() == at::kDouble ? 1e300 : 3e38;
   const auto wanted = at_index(kHeadFills, fill);
   const auto extreme = finite ? std::clamp(wanted, -largest, largest) : wanted;
-  const auto even = at::arange(values.numel()).remainder(2).eq(0);
+  const auto even = at::arange(values.numel()).remainder(2).eq(0).view(values.sizes());
   return at::where(even, at::full({}, extreme, at::kDouble).to(values.scalar_type()), values);
 }
 
 std::optional<at::Tensor> make_head_values(const Case& c, Victim victim, int64_t kind) {
   if (kind == 0) return std::nullopt;
-  const auto shape = spoiled_shape(c, victim, {c.H});
-  const auto values = test::uniform(shape, dtype_of(kind - 1));
-  if (shape.size() != 1 || !values.is_floating_point()) return finished(c, victim, values, 0);
   const bool slopes = victim == kSlopes;
+  const bool of_batch = slopes && c.alibi_rows != 0;
+  const auto shape = spoiled_shape(c, victim, of_batch ? Shape{c.B, c.H} : Shape{c.H});
+  const auto values = test::uniform(shape, dtype_of(kind - 1));
+  if (!values.is_floating_point()) return finished(c, victim, values, 0);
   return finished(c, victim, with_extremes(values, slopes ? c.slopes_fill : c.sinks_fill, slopes),
                   0);
 }
@@ -167,6 +171,45 @@ void set_documents(const Case& c, AttendOptions& options) {
     return in_order ? std::get<0>(random.sort(-1)) : random;
   };
   options.documents(ids(c.L)).key_documents(ids(c.S));
+}
+
+std::optional<at::Tensor> make_relative_bias(const Case& c) {
+  if (c.relative == 0) return std::nullopt;
+  auto values = test::uniform(spoiled_shape(c, kRelative, {c.H, 2 * reach_of(c) + 1}), at::kDouble);
+  if (c.relative_fill != 0) {
+    values = values.masked_fill(test::random_mask(values.sizes()).logical_not(), -kInfinity);
+  }
+  return finished(c, kRelative, values.to(at_index(kBiasDtypes, c.relative_dtype)), 0);
+}
+
+/// Lengths of queries or keys. The mistakes: one is too large or negative, their dtype, their
+/// number.
+at::Tensor make_lengths(const Case& c, int64_t most) {
+  Integers lengths;
+  for (int64_t b = 0; b < c.B; ++b) lengths.push_back(draw_below(most + 1));
+  if (c.lengths == 4 && !lengths.empty()) lengths.back() = most + 1;
+  if (c.lengths == 5 && !lengths.empty()) lengths.back() = -1;
+  if (c.lengths == 7) lengths.push_back(0);
+  return at::tensor(lengths, c.lengths == 6 ? at::kInt : at::kLong);
+}
+
+/// Sets the options that say which keys a query reaches.
+void set_reach(const Case& c, AttendOptions& options) {
+  constexpr MaskBatch kOrders[] = {MaskBatch::each, MaskBatch::cycled, MaskBatch::repeated};
+  options.mask_batch(at_index(kOrders, c.mask_batch));
+  const auto rows = [&](bool of_each, int64_t length) {
+    return of_each ? Shape{c.B, length} : Shape{length};
+  };
+  if (c.global > 0) {
+    const auto tokens = at::rand(rows(c.global == 2, c.S + (c.global == 4 ? 1 : 0))).lt(0.2);
+    options.global_tokens(c.global == 3 ? tokens.to(at::kLong) : tokens);
+  }
+  if (c.lengths == 1 || c.lengths > 2) options.query_lengths(make_lengths(c, c.L));
+  if (c.lengths == 2 || c.lengths == 3) options.key_lengths(make_lengths(c, c.S));
+  if (c.relative_positions == 0) return;
+  const auto shape = rows(c.relative_positions == 2, c.S + (c.relative_positions == 4 ? 1 : 0));
+  options.relative_positions(
+      at::randint(-5, 6, shape, c.relative_positions == 3 ? at::kInt : at::kLong));
 }
 
 int64_t sum(const std::vector<int64_t>& values) {
@@ -196,6 +239,9 @@ void describe_value(std::ostream& stream, const char* name, const std::optional<
 
 at::ScalarType dtype_of(int64_t index) { return at_index(kDtypes, index); }
 std::optional<int64_t> window_of(const Case& c) { return at_index(kWindows, c.window); }
+std::optional<int64_t> left_of(const Case& c) { return at_index(kSides, c.left); }
+std::optional<int64_t> right_of(const Case& c) { return at_index(kSides, c.right); }
+int64_t reach_of(const Case& c) { return at_index(kReaches, c.relative - 1); }
 std::optional<double> scale_of(const Case& c) { return at_index(kScales, c.scale); }
 std::optional<double> softcap_of(const Case& c) { return at_index(kSoftcaps, c.softcap); }
 double dropout_of(const Case& c) { return at_index(kDropouts, c.dropout); }
@@ -230,9 +276,11 @@ std::vector<int64_t> draw_lengths(const Case& c, int64_t length) {
 AttendOptions make_options(const Case& c) {
   AttendOptions options;
   set_score_options(c, options);
+  set_reach(c, options);
   if (c.target != kAttendVarlen) set_documents(c, options);
   return options.mask(make_mask(c))
       .bias(make_bias(c))
+      .relative_bias(make_relative_bias(c))
       .alibi_slopes(make_head_values(c, kSlopes, c.alibi))
       .sinks(make_head_values(c, kSinks, c.sinks));
 }
@@ -241,13 +289,14 @@ AttendOptions make_options(const Case& c) {
 at::Tensor make_offsets(const Case& c, const std::vector<int64_t>& lengths, bool may_be_spoiled) {
   std::vector<int64_t> ends = {0};
   for (const auto length : lengths) ends.push_back(ends.back() + length);
-  if (c.victim != kOffsets || !may_be_spoiled) return at::tensor(ends, at::kLong);
+  const auto dtype = c.short_offsets != 0 ? at::kInt : at::kLong;
+  if (c.victim != kOffsets || !may_be_spoiled) return at::tensor(ends, dtype);
   if (c.defect == kLargerDim) ends.push_back(ends.back());
   if (c.defect == kLargerDim + 1) ++ends.front();
   if (c.defect == kLargerDim + 2) ++ends.back();
   if (c.defect == kLargerDim + 3) std::reverse(ends.begin(), ends.end());
-  const auto offsets = at::tensor(ends, at::kLong);
-  if (c.defect == kMissingDim) return offsets.to(at::kInt);
+  const auto offsets = at::tensor(ends, dtype);
+  if (c.defect == kMissingDim) return offsets.to(at::kShort);
   return c.defect == kExtraDim ? offsets.unsqueeze(0) : spoiled(c, kOffsets, offsets);
 }
 
@@ -280,13 +329,24 @@ std::string describe(const Call& call) {
   describe(stream, "key", call.key);
   describe(stream, "value", call.value);
   describe(stream, "mask", call.options.mask());
+  if (call.options.block_mask()) stream << "  " << *call.options.block_mask() << '\n';
   describe(stream, "bias", call.options.bias());
   describe(stream, "documents", call.options.documents());
   describe(stream, "key_documents", call.options.key_documents());
   describe(stream, "alibi_slopes", call.options.alibi_slopes());
   describe(stream, "sinks", call.options.sinks());
+  describe(stream, "relative_bias", call.options.relative_bias());
+  describe(stream, "relative_positions", call.options.relative_positions());
+  describe(stream, "global_tokens", call.options.global_tokens());
+  describe(stream, "query_lengths", call.options.query_lengths());
+  describe(stream, "key_lengths", call.options.key_lengths());
   if (call.options.causal()) stream << "  causal\n";
+  if (call.options.top_left()) stream << "  top left\n";
+  if (call.options.mask_batch() == MaskBatch::cycled) stream << "  cycled\n";
+  if (call.options.mask_batch() == MaskBatch::repeated) stream << "  repeated\n";
   describe_value(stream, "window", call.options.window());
+  describe_value(stream, "left_window", call.options.left_window());
+  describe_value(stream, "right_window", call.options.right_window());
   describe_value(stream, "scale", call.options.scale());
   describe_value(stream, "softcap", call.options.softcap());
   if (call.options.dropout() != 0.0) stream << "  dropout " << call.options.dropout() << '\n';

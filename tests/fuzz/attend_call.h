@@ -41,7 +41,7 @@ int64_t draw_below(int64_t n);
 /// Lengths of B sequences: `length`, or anything up to it where they are ragged.
 std::vector<int64_t> draw_lengths(const Case& c, int64_t length);
 
-/// Scores' options, mask, bias, documents and what each head has.
+/// Scores' options, mask, bias, documents, what each head has and what a query reaches.
 AttendOptions make_options(const Case& c);
 
 /// int64 [N + 1]: where each sequence ends. The mistakes of kOffsets, if it may have some.
@@ -50,6 +50,11 @@ at::Tensor make_offsets(const Case& c, const std::vector<int64_t>& lengths, bool
 /// The values that the case's indices stand for.
 at::ScalarType dtype_of(int64_t index);
 std::optional<int64_t> window_of(const Case& c);
+/// How many keys a query sees on its left and its right.
+std::optional<int64_t> left_of(const Case& c);
+std::optional<int64_t> right_of(const Case& c);
+/// R of a relative bias.
+int64_t reach_of(const Case& c);
 std::optional<double> scale_of(const Case& c);
 std::optional<double> softcap_of(const Case& c);
 double dropout_of(const Case& c);
@@ -59,6 +64,7 @@ double mean_of(const Case& c);
 template <typename Options>
 void set_score_options(const Case& c, Options& options) {
   options.causal(c.causal != 0).window(window_of(c)).scale(scale_of(c));
+  options.left_window(left_of(c)).right_window(right_of(c)).top_left(c.top_left != 0);
   options.softcap(softcap_of(c)).dropout(dropout_of(c));
 }
 

@@ -28,7 +28,18 @@ enum Target : int64_t {
 };
 
 /// The argument that `Case::defect` spoils.
-enum Victim : int64_t { kQuery, kKey, kValue, kMask, kBias, kSlopes, kSinks, kOffsets, kVictims };
+enum Victim : int64_t {
+  kQuery,
+  kKey,
+  kValue,
+  kMask,
+  kBias,
+  kSlopes,
+  kSinks,
+  kOffsets,
+  kRelative,
+  kVictims,
+};
 
 enum Defect : int64_t {
   kNoDefect,
@@ -51,6 +62,7 @@ struct Case {
   int64_t dtype = 0, key_dtype = 0, value_dtype = 0;  // the latter two: steps from query's
   int64_t query_layout = 0, key_layout = 0, value_layout = 0, mask_layout = 0, bias_layout = 0;
   int64_t mask = 0, mask_dtype = 0, mask_fill = 0;
+  int64_t by_rule = 0;  // whether attend gets the mask as a BlockMask
   int64_t bias = 0, bias_dtype = 0, bias_fill = 0;
   int64_t documents = 0;  // how ids are drawn
   int64_t poison = 0;     // what stands where nobody may look
@@ -72,6 +84,16 @@ struct Case {
   int64_t far = 0;                                    // how many keys, for kFar
   int64_t steps = 0;                                  // of a cache; blocks of an Encoder
   int64_t place = 0;                                  // what stands where a file is written
+  // Which keys a query reaches, and biases by distance
+  int64_t left = 0, right = 0, top_left = 0;
+  int64_t global = 0;                   // 1: of all batches; 2: of each; above: mistakes
+  int64_t lengths = 0;                  // 1: of queries; 2: of keys; 3: of both; above: mistakes
+  int64_t mask_batch = 0, batches = 0;  // how many a mask or bias has
+  int64_t alibi_rows = 0;               // 1: slopes for each batch
+  int64_t relative = 0, relative_dtype = 0, relative_fill = 0;
+  int64_t relative_positions = 0;  // 1: of all batches; 2: of each; above: mistakes
+  int64_t short_offsets = 0;       // 1: of 32 bits
+  int64_t lse = 0;                 // 1: it is asked for
   // Training
   int64_t change = 0;  // which modes are switched between forward and backward
   int64_t edit = 0;    // which tensor is changed in place there

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "attend_verdict.h"
+#include "support/dense.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 
@@ -37,48 +38,107 @@ bool agree(const Call& call, int64_t rank) {
          G >= 1 && H >= 1 && H % G == 0;
 }
 
-/// Where `documents` are given, [B or none, L or S].
+/// Whether numbers are [B or none, length].
+bool fits_tokens(const Call& call, const at::Tensor& numbers, int64_t length) {
+  return numbers.size(-1) == length &&
+         (numbers.dim() == 1 || numbers.size(0) == call.query.size(0)) &&
+         numbers.device() == call.query.device();
+}
+
 bool fits_documents(const Call& call) {
   const auto &documents = call.options.documents(), &keys = call.options.key_documents();
-  const auto fits = [&](const at::Tensor& ids, int64_t length) {
-    return ids.size(-1) == length && (ids.dim() == 1 || ids.size(0) == call.query.size(0)) &&
-           ids.device() == call.query.device();
-  };
-  return !documents || (fits(*documents, call.query.size(2)) && fits(*keys, call.key.size(2)));
+  return !documents || (fits_tokens(call, *documents, call.query.size(2)) &&
+                        fits_tokens(call, *keys, call.key.size(2)));
+}
+
+bool are_lengths(const Call& call, const std::optional<at::Tensor>& lengths, int64_t most,
+                 bool reads_numbers) {
+  if (!lengths) return true;
+  if (lengths->scalar_type() != at::kLong || lengths->size(0) != call.query.size(0)) return false;
+  return !reads_numbers || lengths->ge(0).logical_and(lengths->le(most)).all().item<bool>();
+}
+
+/// Whether each query that exists is at a position of the keys.
+bool have_positions(const Call& call) {
+  const auto& options = call.options;
+  const auto L = call.query.size(2), S = call.key.size(2);
+  for (int64_t b = 0; b < call.query.size(0); ++b) {
+    const auto of = [b](const std::optional<at::Tensor>& lengths, int64_t most) {
+      return lengths ? (*lengths)[b].item<int64_t>() : most;
+    };
+    const auto queries = of(options.query_lengths(), L), keys = of(options.key_lengths(), S);
+    const auto first = options.top_left() ? 0 : keys - queries;
+    if (queries > 0 && (first < 0 || first + queries > S)) return false;
+  }
+  return true;
+}
+
+bool fits_reach(const Call& call, bool reads_numbers) {
+  const auto& options = call.options;
+  const auto L = call.query.size(2), S = call.key.size(2);
+  if (!are_lengths(call, options.query_lengths(), L, reads_numbers)) return false;
+  if (!are_lengths(call, options.key_lengths(), S, reads_numbers)) return false;
+  if (const auto& global = options.global_tokens()) {
+    if (global->scalar_type() != at::kBool || !fits_tokens(call, *global, S)) return false;
+  }
+  const auto& positions = options.relative_positions();
+  if (!positions) return true;
+  return options.relative_bias() && positions->scalar_type() == at::kLong &&
+         fits_tokens(call, *positions, S) && (!reads_numbers || have_positions(call));
+}
+
+/// Whether an option is given that speaks of single queries or keys of a batch.
+bool has_tokens(const AttendOptions& options) {
+  return options.query_lengths() || options.key_lengths() || options.global_tokens() ||
+         options.relative_positions();
+}
+
+bool is_relative_bias(const std::optional<at::Tensor>& bias, int64_t heads) {
+  return !bias || (is_dense(*bias, 2) && has_attention_dtype(*bias) && bias->size(0) == heads &&
+                   bias->size(1) % 2 == 1);
+}
+
+/// Slopes are [H], or [B, H] if the query is a batch.
+bool are_slopes(const std::optional<at::Tensor>& slopes, const at::Tensor& query) {
+  if (!slopes || !slopes->defined() || slopes->dim() != 2 || query.dim() != 4) {
+    return is_head_vector(slopes, query.size(1));
+  }
+  return is_dense(*slopes, 2) && has_attention_dtype(*slopes) &&
+         slopes->sizes() == query.sizes().slice(0, 2);
 }
 
 }  // namespace
 
 bool are_valid_options(const AttendOptions& options, const at::Tensor& query) {
   const auto heads = query.size(1);
-  const auto& slopes = options.alibi_slopes();
   return are_in_range(options) && are_representable(options, query.scalar_type()) &&
-         is_head_vector(slopes, heads) && is_head_vector(options.sinks(), heads) &&
-         !(slopes && slopes->requires_grad() && at::GradMode::is_enabled());
+         are_slopes(options.alibi_slopes(), query) && is_head_vector(options.sinks(), heads) &&
+         is_relative_bias(options.relative_bias(), heads);
 }
 
 bool are_offsets(const at::Tensor& offsets, int64_t total) {
-  if (!is_dense(offsets, 1) || offsets.scalar_type() != at::kLong || offsets.size(0) < 1) {
-    return false;
-  }
+  if (!is_dense(offsets, 1) || offsets.size(0) < 1) return false;
+  if (offsets.scalar_type() != at::kLong && offsets.scalar_type() != at::kInt) return false;
   return offsets[0].item<int64_t>() == 0 && offsets[-1].item<int64_t>() == total &&
          offsets.diff().ge(0).all().item<bool>();
 }
 
-bool is_valid(const Call& call) {
+bool is_valid(const Call& call, bool reads_numbers) {
   if (!agree(call, 4) || !are_valid_options(call.options, call.query)) return false;
   const auto sizes = call.query.sizes();
   const auto S = call.key.size(2);
   const auto &mask = call.options.mask(), &bias = call.options.bias();
-  if (!fits_documents(call)) return false;
-  if (mask && !is_mask(*mask, sizes[0], sizes[1], sizes[2], S)) return false;
+  const auto order = call.options.mask_batch();
+  if (!fits_documents(call) || !fits_reach(call, reads_numbers)) return false;
+  if (mask && !is_mask(*mask, sizes[0], sizes[1], sizes[2], S, order)) return false;
   return !bias ||
-         (fits_scores(*bias, sizes[0], sizes[1], sizes[2], S) && has_attention_dtype(*bias));
+         (fits_scores(*bias, sizes[0], sizes[1], sizes[2], S, order) && has_attention_dtype(*bias));
 }
 
 bool is_valid_varlen(const Call& call) {
   return agree(call, 3) && are_valid_options(call.options, call.query) && !call.options.mask() &&
-         !call.options.bias() && are_offsets(call.query_offsets, call.query.size(0)) &&
+         !call.options.bias() && !has_tokens(call.options) &&
+         are_offsets(call.query_offsets, call.query.size(0)) &&
          are_offsets(call.key_offsets, call.key.size(0)) &&
          call.query_offsets.size(0) == call.key_offsets.size(0);
 }
@@ -87,12 +147,13 @@ double largest_score(const Call& call, int64_t distance) {
   const auto& options = call.options;
   const auto D = static_cast<double>(call.query.size(-1));
   auto largest = std::abs(options.scale().value_or(1.0 / std::sqrt(D))) * D;
-  if (const auto& bias = options.bias(); bias && bias->numel() > 0) {
+  for (const auto& bias : {options.bias(), options.relative_bias()}) {
+    if (!bias || bias->numel() == 0) continue;
     const auto scores = bias->detach().to(at::kDouble);
     largest += at::where(scores.isfinite(), scores, 0.0).abs().max().item<double>();
   }
   const auto& slopes = options.alibi_slopes();
-  if (!slopes) return largest;
+  if (!slopes || slopes->numel() == 0) return largest;
   const auto slope = slopes->detach().to(at::kDouble).abs().max().item<double>();
   return largest + slope * static_cast<double>(distance);
 }
@@ -105,6 +166,8 @@ std::vector<std::pair<const char*, at::Tensor>> leaves(const Call& call) {
       {"query", call.query}, {"key", call.key}, {"value", call.value}};
   if (const auto& bias = call.options.bias()) result.emplace_back("bias", *bias);
   if (const auto& sinks = call.options.sinks()) result.emplace_back("sinks", *sinks);
+  if (const auto& bias = call.options.relative_bias()) result.emplace_back("relative_bias", *bias);
+  if (const auto& slopes = call.options.alibi_slopes()) result.emplace_back("slopes", *slopes);
   const auto is_constant = [](const auto& leaf) { return !leaf.second.requires_grad(); };
   result.erase(std::remove_if(result.begin(), result.end(), is_constant), result.end());
   return result;
@@ -114,12 +177,20 @@ at::Tensor gradient_of(const std::string& name, const test::ReferenceResult& res
   if (name == "query") return result.query_grad;
   if (name == "key") return result.key_grad;
   if (name == "value") return result.value_grad;
+  if (name == "relative_bias") return result.relative_bias_grad;
+  if (name == "slopes") return result.alibi_slopes_grad;
   return name == "bias" ? result.bias_grad : result.sinks_grad;
 }
 
 /// Gradients of scale 1e30 leave float16, if not float32.
 bool has_moderate_gradients(const Call& call) {
   return std::abs(call.options.scale().value_or(1.0)) <= 30.0;
+}
+
+/// The largest distance of a query and a key.
+double distance_of(const Call& call) {
+  const auto dim = call.query.dim() == 4 ? 2 : 0;
+  return static_cast<double>(call.query.size(dim) + call.key.size(dim));
 }
 
 /// How far errors of weights reach into a gradient: how many it sums over, and by what. The values'
@@ -133,7 +204,8 @@ double reach_of(const std::string& name, const Call& call) {
       call.options.scale().value_or(1.0 / std::sqrt(static_cast<double>(call.query.size(-1)))));
   if (name == "query") return scale;
   if (name == "key") return scale * rows * heads;
-  if (name == "sinks") return rows * size(call.query, 0);
+  if (name == "sinks" || name == "relative_bias") return rows * size(call.query, 0);
+  if (name == "slopes") return rows * size(call.query, 0) * distance_of(call);
   if (name == "bias") return rows * heads * size(call.query, 0);
   return 0.0;
 }
@@ -157,14 +229,28 @@ double cancellation(const std::string& name, const Call& call, double mean, doub
          reach_of(name, call);
 }
 
-void check_gradients(const Call& call, const at::Tensor& output, const at::Tensor& output_gradient,
-                     double largest, const test::ReferenceResult* expected, double mean = 0.0) {
+/// The allowed error of a slope's gradient, which sums differences times distances. Their errors
+/// are of either sign.
+double error_of_distances(const std::string& name, const Call& call, double forward) {
+  if (name != "slopes") return 0.0;
+  const auto rows = static_cast<double>(call.query.numel() / call.query.size(-1));
+  return forward * distance_of(call) / 16.0 * std::sqrt(std::max(rows, 1.0));
+}
+
+/// The results that are differentiated, and their gradients.
+struct Outputs {
+  std::vector<at::Tensor> tensors, gradients;
+};
+
+void check_gradients(const Call& call, const Outputs& outputs, double largest,
+                     const test::ReferenceResult* expected, double mean = 0.0) {
+  const auto& output = outputs.tensors.front();
   const auto asked = leaves(call);
   if (asked.empty() || !at::GradMode::is_enabled() || !has_moderate_gradients(call)) return;
   expect(output.requires_grad(), "output does not require grad");
   std::vector<at::Tensor> tensors;
   for (const auto& leaf : asked) tensors.push_back(leaf.second);
-  const auto actual = torch::autograd::grad({output}, tensors, {output_gradient});
+  const auto actual = torch::autograd::grad(outputs.tensors, tensors, outputs.gradients);
   for (size_t i = 0; i < asked.size(); ++i) {
     const auto name = std::string("gradient of ") + asked[i].first;
     at::Tensor gradient;
@@ -175,7 +261,8 @@ void check_gradients(const Call& call, const at::Tensor& output, const at::Tenso
     const auto forward = std::max(tolerance(output.scalar_type(), largest),
                                   tolerance(tensors[i].scalar_type(), largest));
     gradient = gradient.view(tensors[i].sizes());
-    const auto allowed = kept(call) * gradient_tolerance(forward, gradient) +
+    const auto allowed = kept(call) * (gradient_tolerance(forward, gradient) +
+                                       error_of_distances(asked[i].first, call, forward)) +
                          cancellation(asked[i].first, call, mean, largest);
     expect(test::is_close(actual[i], gradient, allowed), name);
   }
@@ -187,7 +274,7 @@ void check_dropped(const Call& call, const at::Tensor& output, double largest) {
   const auto largest_output = (1.0 + tolerance(output.scalar_type(), 0.0)) * kept(call);
   const auto bound = call.options.dropout() > kAllDropped ? 0.0 : largest_output;
   expect(test::is_close(output, at::zeros(output.sizes()), bound), "output with dropout");
-  check_gradients(call, output, at::ones_like(output), largest, nullptr);
+  check_gradients(call, {{output}, {at::ones_like(output)}}, largest, nullptr);
 }
 
 /// The call that is made and the one that the reference gets: they agree, but for what stands in
@@ -211,8 +298,7 @@ Calls poisoned_calls(const Case& c) {
       clean.query.numel() == 0 || clean.value.numel() == 0) {
     return calls;
   }
-  const auto seen =
-      test::seen_pairs(test::reference_input({clean.query, clean.key, clean.value}, clean.options));
+  const auto seen = test::dense_mask({clean.query, clean.key, clean.value}, clean.options);
   calls.seeing = seen.any(3);
   const auto keys = seen.any(2).view({seen.size(0), clean.key.size(1), -1, seen.size(3)}).any(2);
   const auto poison = [&](at::Tensor& tensor, const at::Tensor& shown) {
@@ -228,9 +314,57 @@ Calls poisoned_calls(const Case& c) {
   return calls;
 }
 
-void check_result(const Case& c, const Calls& calls, const at::Tensor& output,
-                  const at::Tensor& weights) {
+/// Gives a call its mask as a BlockMask, if it is right.
+void give_rule(Call& call) {
+  const auto& mask = call.options.mask();
+  if (!mask || call.options.mask_batch() != MaskBatch::each || !mask->defined() ||
+      !mask->is_cpu() || !is_valid(call))
+    return;
+  const auto L = call.query.size(2), S = call.key.size(2);
+  const auto dense = test::four_dimensional(mask).ne(0).expand({-1, -1, L, S}).contiguous();
+  const auto H = dense.size(1);
+  const auto* sees = dense.const_data_ptr<bool>();
+  const auto rule = [=](int64_t b, int64_t h, int64_t i, int64_t j) {
+    return sees[((b * H + h) * L + i) * S + j];
+  };
+  call.options.block_mask(make_block_mask(dense.size(0), H, L, S, rule)).mask(std::nullopt);
+}
+
+/// The results of a call; undefined where they were not asked for.
+struct Returned {
+  at::Tensor output, weights = {}, lse = {};
+};
+
+/// Extreme sinks and slopes count as less extreme ones, which an lse shows.
+bool has_common_lse(const Case& c) { return c.sinks_fill == 0 && c.slopes_fill == 0; }
+
+/// The lse is of scores, and off by as much as these, and by the error of a sum of exponentials.
+void check_lse(const at::Tensor& lse, const at::Tensor& expected, at::ScalarType dtype,
+               double largest) {
+  const bool half = dtype == at::kBFloat16 || dtype == at::kHalf;
+  const auto computed_in = half ? at::kFloat : dtype;
+  expect(lse.scalar_type() == computed_in, "the lse's dtype is not that of the computation");
+  const auto none = expected.isinf();
+  expect(lse.isinf().equal(none), "the lse is infinite in other places");
+  const auto allowed = 4.0 * ((64.0 + largest) * test::unit_roundoff(computed_in) +
+                              (half ? 4.0 * test::unit_roundoff(dtype) : 0.0));
+  expect(test::is_close(lse.masked_fill(none, 0.0), expected.masked_fill(none, 0.0), allowed),
+         "lse");
+}
+
+/// The output and, if it was asked for, the lse, with gradients of them.
+Outputs outputs_of(const Returned& returned, const at::Tensor& output_gradient,
+                   const at::Tensor& lse_gradient) {
+  Outputs outputs = {{returned.output}, {output_gradient}};
+  if (!lse_gradient.defined()) return outputs;
+  outputs.tensors.push_back(returned.lse);
+  outputs.gradients.push_back(lse_gradient);
+  return outputs;
+}
+
+void check_result(const Case& c, const Calls& calls, const Returned& returned) {
   const auto& call = calls.clean;
+  const auto& [output, weights, lse] = returned;
   const auto mean = mean_of(c);
   const auto dtype = call.query.scalar_type();
   const auto largest = largest_score(call, call.query.size(2) + call.key.size(2));
@@ -242,17 +376,24 @@ void check_result(const Case& c, const Calls& calls, const at::Tensor& output,
   if (dropped && !weights.defined()) return check_dropped(calls.made, output, largest);
 
   const auto output_gradient = test::uniform(output.sizes(), dtype);
-  auto input = test::reference_input(inputs, call.options);
-  if (!leaves(calls.made).empty()) input.output_gradient = output_gradient;
-  if (dropped) input.kept = weights.detach().ne(0).to(at::kDouble) * kept(call);
-  const auto expected = test::reference_attention(input);
+  test::ReferenceExtras extras;
+  if (!leaves(calls.made).empty()) {
+    extras.output_gradient = output_gradient;
+    if (lse.defined() && has_common_lse(c)) {
+      extras.lse_gradient = test::uniform(lse.sizes(), lse.scalar_type());
+    }
+  }
+  if (dropped) extras.kept = weights.detach().ne(0).to(at::kDouble) * kept(call);
+  const auto expected = test::dense_reference(inputs, call.options, extras);
   expect(test::is_close(output, expected.output, allowed * (1.0 + std::abs(mean))), "output");
   if (weights.defined()) {
     expect(weights.scalar_type() == dtype, "weights' dtype is not query's");
     expect(test::is_close(weights, expected.weights, allowed), "weights");
   }
-  check_gradients(calls.made, output, calls.poisoned(output_gradient, poison_of(c).value_or(0.0)),
-                  largest, &expected, mean);
+  if (lse.defined() && has_common_lse(c)) check_lse(lse, expected.lse, dtype, largest);
+  const auto poisoned = calls.poisoned(output_gradient, poison_of(c).value_or(0.0));
+  check_gradients(calls.made, outputs_of(returned, poisoned, extras.lse_gradient), largest,
+                  &expected, mean);
 }
 
 /// [T, H, D] to [1, H, length, D] from row `start`.
@@ -262,73 +403,115 @@ at::Tensor sequence(const at::Tensor& packed, int64_t start, int64_t length) {
 
 at::Tensor as_rows(const at::Tensor& heads) { return heads.transpose(1, 2).squeeze(0); }
 
-/// The reference of one sequence after another, gradients included.
-test::ReferenceResult packed_reference(const Call& call, const at::Tensor& output_gradient) {
+/// Adds a gradient that may be undefined.
+void add(at::Tensor& sum, const at::Tensor& gradient) {
+  if (gradient.defined()) sum = sum.defined() ? sum + gradient : gradient;
+}
+
+at::Tensor zeros_of(const std::optional<at::Tensor>& tensor) {
+  return tensor ? at::zeros(tensor->sizes(), at::kDouble) : at::Tensor();
+}
+
+/// The reference of one sequence after another, gradients included. The gradients of output
+/// [T, H, Dv] and lse [T, H] may be undefined.
+test::ReferenceResult packed_reference(const Call& call, const at::Tensor& output_gradient,
+                                       const at::Tensor& lse_gradient) {
   test::ReferenceResult packed;
-  std::vector<at::Tensor> outputs, query_grads, key_grads, value_grads;
-  const auto heads = at::zeros({call.query.size(1)}, at::kDouble);
-  packed.sinks_grad = heads;
+  std::vector<at::Tensor> outputs, lses, query_grads, key_grads, value_grads;
+  packed.sinks_grad = zeros_of(call.options.sinks());
+  packed.relative_bias_grad = zeros_of(call.options.relative_bias());
+  packed.alibi_slopes_grad = zeros_of(call.options.alibi_slopes());
   for (int64_t n = 0; n + 1 < call.query_offsets.size(0); ++n) {
     const auto at = [&](const at::Tensor& ends, int64_t i) { return ends[i].item<int64_t>(); };
     const auto t = at(call.query_offsets, n), L = at(call.query_offsets, n + 1) - t;
     const auto u = at(call.key_offsets, n), S = at(call.key_offsets, n + 1) - u;
     const test::Inputs inputs = {sequence(call.query, t, L), sequence(call.key, u, S),
                                  sequence(call.value, u, S)};
-    const auto result = test::reference_attention(
-        test::reference_input(inputs, call.options, sequence(output_gradient, t, L)));
+    test::ReferenceExtras extras{sequence(output_gradient, t, L)};
+    if (lse_gradient.defined()) {
+      extras.lse_gradient = lse_gradient.narrow(0, t, L).transpose(0, 1).unsqueeze(0);
+    }
+    const auto result = test::dense_reference(inputs, call.options, extras);
     outputs.push_back(as_rows(result.output));
+    lses.push_back(result.lse.squeeze(0).transpose(0, 1));
     query_grads.push_back(as_rows(result.query_grad));
     key_grads.push_back(as_rows(result.key_grad));
     value_grads.push_back(as_rows(result.value_grad));
-    if (result.sinks_grad.defined()) packed.sinks_grad = packed.sinks_grad + result.sinks_grad;
+    add(packed.sinks_grad, result.sinks_grad);
+    add(packed.relative_bias_grad, result.relative_bias_grad);
+    add(packed.alibi_slopes_grad, result.alibi_slopes_grad);
   }
   const auto joined = [](const std::vector<at::Tensor>& parts, const at::Tensor& empty) {
     return parts.empty() ? empty.to(at::kDouble) : at::cat(parts);
   };
   packed.output = joined(outputs, output_gradient);
+  packed.lse = joined(lses, at::zeros({0, call.query.size(1)}));
   packed.query_grad = joined(query_grads, call.query);
   packed.key_grad = joined(key_grads, call.key);
   packed.value_grad = joined(value_grads, call.value);
   return packed;
 }
 
+Returned attend_packed(const Case& c, const Call& call) {
+  if (c.lse == 0) {
+    return {attend_varlen(call.query, call.key, call.value, call.query_offsets, call.key_offsets,
+                          call.options)};
+  }
+  const auto [output, lse] = attend_varlen_with_lse(
+      call.query, call.key, call.value, call.query_offsets, call.key_offsets, call.options);
+  return {output, {}, lse};
+}
+
 }  // namespace
 
 void check_attend(const Case& c) {
-  const auto calls = poisoned_calls(c);
+  auto calls = poisoned_calls(c);
+  if (c.by_rule != 0) give_rule(calls.made);
   const auto& call = calls.made;
   const at::AutoGradMode mode(c.inference % 3 == 0);
+  std::optional<Returned> returned;
   if (c.target == kAttendWithWeights) {
-    const auto result = outcome(is_valid(call), {"attend_with_weights"}, [&] {
-      return attend_with_weights(call.query, call.key, call.value, call.options);
+    returned = outcome(is_valid(call), {"attend_with_weights"}, [&] {
+      const auto [output, weights] =
+          attend_with_weights(call.query, call.key, call.value, call.options);
+      return Returned{output, weights, {}};
     });
-    if (result) check_result(c, calls, std::get<0>(*result), std::get<1>(*result));
-    return;
+  } else if (c.lse != 0) {
+    returned = outcome(is_valid(call), {"attend_with_lse"}, [&] {
+      const auto [output, lse] = attend_with_lse(call.query, call.key, call.value, call.options);
+      return Returned{output, {}, lse};
+    });
+  } else {
+    returned = outcome(is_valid(call), {"attend"}, [&] {
+      return Returned{attend(call.query, call.key, call.value, call.options), {}, {}};
+    });
   }
-  const auto output = outcome(is_valid(call), {"attend"}, [&] {
-    return attend(call.query, call.key, call.value, call.options);
-  });
-  if (output) check_result(c, calls, *output, {});
+  if (returned) check_result(c, calls, *returned);
 }
 
 void check_varlen(const Case& c) {
   const auto call = make_call(c);
   const at::AutoGradMode mode(c.inference % 3 == 0);
-  const auto output = outcome(is_valid_varlen(call), {"attend_varlen"}, [&] {
-    return attend_varlen(call.query, call.key, call.value, call.query_offsets, call.key_offsets,
-                         call.options);
-  });
-  if (!output) return;
+  const auto* const name = c.lse != 0 ? "attend_varlen_with_lse" : "attend_varlen";
+  const auto returned =
+      outcome(is_valid_varlen(call), {name}, [&] { return attend_packed(c, call); });
+  if (!returned) return;
+  const auto& [output, weights, lse] = *returned;
   const auto dtype = call.query.scalar_type();
   const auto largest = largest_score(call, c.L + c.S);
-  expect(output->scalar_type() == dtype, "output's dtype is not query's");
-  expect(test::is_finite(*output), "output");
-  if (call.options.dropout() > 0.0) return check_dropped(call, *output, largest);
-  const auto output_gradient = test::uniform(output->sizes(), dtype);
-  const auto expected = packed_reference(call, output_gradient);
+  expect(output.scalar_type() == dtype, "output's dtype is not query's");
+  expect(test::is_finite(output), "output");
+  if (call.options.dropout() > 0.0) return check_dropped(call, output, largest);
+  const auto output_gradient = test::uniform(output.sizes(), dtype);
+  const bool checks_lse = lse.defined() && has_common_lse(c);
+  const auto lse_gradient =
+      checks_lse ? test::uniform(lse.sizes(), lse.scalar_type()) : at::Tensor();
+  const auto expected = packed_reference(call, output_gradient, lse_gradient);
   const auto allowed = tolerance(dtype, largest) * (1.0 + std::abs(mean_of(c)));
-  expect(test::is_close(*output, expected.output, allowed), "output");
-  check_gradients(call, *output, output_gradient, largest, &expected, mean_of(c));
+  expect(test::is_close(output, expected.output, allowed), "output");
+  if (checks_lse) check_lse(lse, expected.lse, dtype, largest);
+  check_gradients(call, outputs_of(*returned, output_gradient, lse_gradient), largest, &expected,
+                  mean_of(c));
 }
 
 }  // namespace heed::fuzz

@@ -21,7 +21,10 @@ bool has_attention_dtype(const at::Tensor& tensor) {
 
 bool are_in_range(const AttendOptions& options) {
   const auto scale = options.scale(), softcap = options.softcap();
-  return options.window().value_or(1) >= 1 && options.dropout() >= 0.0 && options.dropout() < 1.0 &&
+  const auto left = options.left_window(), right = options.right_window();
+  if (options.window() && (left || right)) return false;
+  return options.window().value_or(1) >= 1 && left.value_or(0) >= 0 && right.value_or(0) >= 0 &&
+         options.dropout() >= 0.0 && options.dropout() < 1.0 &&
          std::isfinite(scale.value_or(1.0)) && scale.value_or(1.0) != 0.0 &&
          std::isfinite(softcap.value_or(1.0)) && softcap.value_or(1.0) > 0.0;
 }
@@ -33,19 +36,24 @@ bool are_representable(const AttendOptions& options, at::ScalarType dtype) {
          softcap >= 1.0 / most;
 }
 
-bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int64_t S) {
+bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int64_t S,
+                 MaskBatch order) {
   const auto size_is = [&](int64_t dim, int64_t size) { return scores.size(dim) == size; };
   const auto may_be_one = [&](int64_t dim, int64_t size) {
     return size_is(dim, size) || size_is(dim, 1);
   };
+  const auto fits_batch = [&] {
+    const auto n = scores.size(0);
+    return order == MaskBatch::each ? may_be_one(0, B) : n >= 1 && B % n == 0;
+  };
   if (is_dense(scores, 2)) return size_is(0, L) && size_is(1, S);
-  if (is_dense(scores, 3)) return may_be_one(0, B) && may_be_one(1, L) && size_is(2, S);
-  return is_dense(scores, 4) && may_be_one(0, B) && may_be_one(1, H) && may_be_one(2, L) &&
+  if (is_dense(scores, 3)) return fits_batch() && may_be_one(1, L) && size_is(2, S);
+  return is_dense(scores, 4) && fits_batch() && may_be_one(1, H) && may_be_one(2, L) &&
          size_is(3, S);
 }
 
-bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S) {
-  return fits_scores(mask, B, H, L, S) &&
+bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S, MaskBatch order) {
+  return fits_scores(mask, B, H, L, S, order) &&
          at::isIntegralType(mask.scalar_type(), /*includeBool=*/true);
 }
 

@@ -87,8 +87,9 @@ auto outcome(bool valid, const Names& names, F&& call) -> std::optional<decltype
 /// On the CPU, dense, and of that rank.
 bool is_dense(const at::Tensor& tensor, int64_t rank);
 
-/// Whether `attend`, or `attend_varlen` where there are offsets, must take it.
-bool is_valid(const Call& call);
+/// Whether `attend`, or `attend_varlen` where there are offsets, must take it. The numbers in
+/// lengths are not looked at on a device where nobody reads them.
+bool is_valid(const Call& call, bool reads_numbers = true);
 bool is_valid_varlen(const Call& call);
 
 /// Whether options are such that they do not depend on lengths, and int64 [N + 1] offsets end at
@@ -100,8 +101,10 @@ bool are_offsets(const at::Tensor& offsets, int64_t total);
 bool has_attention_dtype(const at::Tensor& tensor);
 bool are_in_range(const AttendOptions& options);
 bool are_representable(const AttendOptions& options, at::ScalarType dtype);
-bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int64_t S);
-bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S);
+bool fits_scores(const at::Tensor& scores, int64_t B, int64_t H, int64_t L, int64_t S,
+                 MaskBatch order = MaskBatch::each);
+bool is_mask(const at::Tensor& mask, int64_t B, int64_t H, int64_t L, int64_t S,
+             MaskBatch order = MaskBatch::each);
 
 /// Forward error where values are at most 1, from the largest score. In float32 and float64 the
 /// products' and sums' roundings add up to a few unit roundoffs, and a score's error, its size

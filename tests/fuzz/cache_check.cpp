@@ -3,10 +3,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "attend_verdict.h"
 #include "module_case.h"
+#include "support/dense.h"
 #include "support/expect.h"
 #include "support/modules.h"
 
@@ -26,13 +29,19 @@ std::vector<int64_t> draw_counts(const Case& c, int64_t part) {
   return counts;
 }
 
+/// The window of a module in a cache, which the left side alone may give.
+std::optional<int64_t> causal_window_of(const Case& c) {
+  const auto left = left_of(c);
+  return left ? std::min(*left, std::numeric_limits<int64_t>::max() - 1) + 1 : window_of(c);
+}
+
 KVCacheOptions cache_options(const Case& c) {
   const auto larger = [&](int64_t dim) {
     return c.victim == kKey && c.defect == kLargerDim + dim ? 1 : 0;
   };
   const auto capacity = c.capacity > 0 ? c.capacity : std::max<int64_t>(c.L + 3, 1);
   KVCacheOptions options(c.B + larger(0), c.G + larger(1), capacity, head_dim(c) + larger(2));
-  if (c.cache_window > 0) options.window(window_of(c).value_or(4));
+  if (c.cache_window > 0) options.window(causal_window_of(c).value_or(4));
   return options.dtype(dtype_of(c.dtype + c.key_dtype));
 }
 
@@ -42,6 +51,11 @@ bool has_valid_cache(const KVCacheOptions& options) {
          options.capacity() >= window && at::isFloatingType(options.dtype());
 }
 
+AttentionInputs cached_inputs(const Case& c) {
+  if (c.relative == 0) return {};
+  return AttentionInputs().relative_bias(test::uniform({c.H, 2 * reach_of(c) + 1}, at::kFloat));
+}
+
 /// Goes on token by token, and keeps what the reference needs to say what should have come out.
 class CachedCalls {
  public:
@@ -49,6 +63,7 @@ class CachedCalls {
       : c_(c),
         module_(std::move(module)),
         cache_(std::move(cache)),
+        inputs_(cached_inputs(c)),
         tokens_(static_cast<size_t>(c.B)),
         outputs_(static_cast<size_t>(c.B)) {}
 
@@ -57,8 +72,9 @@ class CachedCalls {
     const auto length = is_dense(part, 3) ? part.size(1) : 0;
     const auto counts = draw_counts(c_, length);
     const auto before = cache_.lengths();
-    const auto output = outcome(is_valid(part, counts), kCacheNames,
-                                [&] { return module_->forward_cached(part, cache_, counts); });
+    const auto output = outcome(is_valid(part, counts), kCacheNames, [&] {
+      return module_->forward_cached(part, cache_, counts, inputs_);
+    });
     if (!output) {
       expect(cache_.lengths() == before, "a refused call changed the cache");
       return false;
@@ -76,9 +92,9 @@ class CachedCalls {
       const auto x = at::cat(tokens_[b]).unsqueeze(0);
       expect(cache_.lengths()[b] == x.size(1), "the cache has another length");
       const auto heads = heads_of(c_, parts_of(module_), {x, x, x});
-      auto input = reference_input(c_, parts_of(module_), heads.heads, {});
-      input.causal = true;
-      const auto attended = test::reference_attention(input).output;
+      const auto options =
+          call_options(c_, parts_of(module_)).causal(true).relative_bias(inputs_.relative_bias());
+      const auto attended = test::dense_reference(heads.heads, options).output;
       const auto expected = test::linear64(module_->fc_o, test::merge_heads(attended));
       const auto actual = at::cat(outputs_[b]).unsqueeze(0);
       expect(test::is_finite(actual), "output");
@@ -94,10 +110,11 @@ class CachedCalls {
         part.scalar_type() != options.dtype())
       return false;
     if (at::GradMode::is_enabled()) return false;  // the cache would lose the gradient
+    if (c_.top_left != 0 || c_.right != 0) return false;
     const bool fits = part.size(0) == options.batch() && c_.G == options.groups() &&
                       head_dim(c_) == options.head_dim();
     const auto kept = options.window();
-    if (!fits || (kept && window_of(c_).value_or(*kept + 1) > *kept)) return false;
+    if (!fits || (kept && causal_window_of(c_).value_or(*kept + 1) > *kept)) return false;
     if (!counts.empty() && static_cast<int64_t>(counts.size()) != options.batch()) return false;
     const auto lengths = cache_.lengths();
     for (size_t b = 0; b < lengths.size(); ++b) {
@@ -111,6 +128,7 @@ class CachedCalls {
   const Case& c_;
   GroupQueryAttention module_;
   KVCache cache_;
+  AttentionInputs inputs_;
   std::vector<std::vector<at::Tensor>> tokens_, outputs_;  // of each sequence
 };
 

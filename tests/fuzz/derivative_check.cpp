@@ -35,7 +35,20 @@ Case moderate(Case c) {
   c.window %= 6;
   c.scale %= 4;
   c.softcap %= 3;
-  c.alibi %= 3;
+  c.left %= 7;
+  c.right %= 7;
+  if (c.left > 0 || c.right > 0) c.window = 0;
+  c.alibi = c.alibi == 0 ? 0 : 2;
+  c.relative_dtype = 1;
+  c.global %= 3;
+  c.lengths %= 4;
+  c.mask_batch %= 3;
+  c.batches = c.B % 2 == 0 ? 2 : 1;
+  if (c.relative == 0 || c.relative_positions > 2) c.relative_positions = 0;
+  if (c.relative_positions > 0) {  // each query is at the position of a key
+    c.S = std::max(c.S, c.L);
+    c.lengths = 0;
+  }
   c.sinks = c.sinks == 0 ? 0 : 2;
   c.slopes_fill = c.sinks_fill = c.mean = c.dropout = 0;
   c.defect = kNoDefect;
@@ -50,6 +63,8 @@ struct Differentiable {
     at = {call.query, call.key, call.value};
     if (call.options.bias()) at.push_back(*call.options.bias());
     if (call.options.sinks()) at.push_back(*call.options.sinks());
+    if (call.options.relative_bias()) at.push_back(*call.options.relative_bias());
+    if (call.options.alibi_slopes()) at.push_back(*call.options.alibi_slopes());
     output_gradient = test::uniform(output(at).sizes(), at::kDouble);
   }
 
@@ -57,7 +72,9 @@ struct Differentiable {
     auto options = call.options;
     size_t next = 3;
     if (options.bias()) options.bias(inputs[next++]);
-    if (options.sinks()) options.sinks(inputs[next]);
+    if (options.sinks()) options.sinks(inputs[next++]);
+    if (options.relative_bias()) options.relative_bias(inputs[next++]);
+    if (options.alibi_slopes()) options.alibi_slopes(inputs[next]);
     return attend(inputs[0], inputs[1], inputs[2], options);
   }
 

@@ -32,7 +32,7 @@ Case sized(Case c) {
   c.Dv = 1 + c.Dv % 4;
   c.defect = kNoDefect;
   c.scale %= 5;
-  c.softcap = 0;
+  c.softcap = c.left = c.right = c.top_left = 0;
   c.slopes_fill = c.sinks_fill = c.mean = 0;
   c.window = length > 1'000'000 ? 1 + c.window % 5 : c.window % 6;
   if (c.cross != 0) {

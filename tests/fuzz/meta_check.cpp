@@ -33,7 +33,12 @@ Call on_meta(const Call& call) {
       .alibi_slopes(on_meta(call.options.alibi_slopes()))
       .sinks(on_meta(call.options.sinks()))
       .documents(on_meta(call.options.documents()))
-      .key_documents(on_meta(call.options.key_documents()));
+      .key_documents(on_meta(call.options.key_documents()))
+      .relative_bias(on_meta(call.options.relative_bias()))
+      .relative_positions(on_meta(call.options.relative_positions()))
+      .global_tokens(on_meta(call.options.global_tokens()))
+      .query_lengths(on_meta(call.options.query_lengths()))
+      .key_lengths(on_meta(call.options.key_lengths()));
   return moved;
 }
 
@@ -45,8 +50,11 @@ void expect_shape(const at::Tensor& actual, const Shape& shape, at::ScalarType d
 
 void expect_gradient_shapes(const Call& call, const at::Tensor& output) {
   if (!output.requires_grad()) return;
-  for (const auto& leaf : {call.query, call.key, call.value}) {
-    if (!leaf.requires_grad()) continue;
+  const auto& options = call.options;
+  for (const auto& leaf :
+       {call.query, call.key, call.value, options.relative_bias().value_or(at::Tensor()),
+        options.alibi_slopes().value_or(at::Tensor())}) {
+    if (!leaf.defined() || !leaf.requires_grad()) continue;
     const auto gradient =
         torch::autograd::grad({output}, {leaf}, {at::empty_like(output)}, /*retain_graph=*/true);
     expect_shape(gradient[0], leaf.sizes().vec(), leaf.scalar_type());
@@ -78,7 +86,8 @@ void check_meta(const Case& given) {
   const auto on_cpu = make_call(c);
   const auto call = on_meta(on_cpu);
   const at::AutoGradMode mode(c.inference % 3 == 0);
-  if (c.target != kAttendVarlen) return check_heads(c, call, is_valid(on_cpu));
+  if (c.target != kAttendVarlen)
+    return check_heads(c, call, is_valid(on_cpu, /*reads_numbers=*/false));
   const auto output = outcome(is_valid_varlen(on_cpu), {"attend_varlen"}, [&] {
     return attend_varlen(call.query, call.key, call.value, call.query_offsets, call.key_offsets,
                          call.options);

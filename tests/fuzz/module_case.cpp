@@ -163,14 +163,14 @@ Heads64 heads_of(const Case& c, const Parts& parts, const Sources& sources) {
   return result;
 }
 
-test::ReferenceInput reference_input(const Case& c, const Parts& parts, const test::Inputs& heads,
-                                     const std::optional<at::Tensor>& mask) {
+AttendOptions call_options(const Case& c, const Parts& parts,
+                           const std::optional<at::Tensor>& mask) {
   AttendOptions options;
   set_score_options(c, options);
   options.mask(mask);
   if (c.alibi > 0) options.alibi_slopes(alibi_slopes_of(c.H));
   if (c.sinks > 0) options.sinks(parts.sinks);
-  return test::reference_input(heads, options);
+  return options;
 }
 
 double module_tolerance(const Case& c, at::ScalarType dtype, const Heads64& heads) {
@@ -183,8 +183,8 @@ double module_tolerance(const Case& c, at::ScalarType dtype, const Heads64& head
   const auto score = scale * D * largest_of(query) * largest_of(key);
   const auto roundoff =
       c.rotary > 0 ? std::max(test::unit_roundoff(dtype), 0x1p-24) : test::unit_roundoff(dtype);
-  const auto moved =
-      score * (heads.gain + (c.rotary > 0 ? positions : 0.0)) + (c.alibi > 0 ? positions : 0.0);
+  const auto moved = score * (heads.gain + (c.rotary > 0 ? positions : 0.0)) +
+                     (c.alibi > 0 ? positions : 0.0) + (c.relative > 0 ? 1.0 : 0.0);
   const auto kept = c.training != 0 ? 1.0 / (1.0 - dropout_of(c)) : 1.0;
   return (32.0 + 4.0 * moved) * roundoff * std::max(1.0, largest_of(value)) * kept;
 }

@@ -58,8 +58,9 @@ struct Heads64 {
 
 Heads64 heads_of(const Case& c, const Parts& parts, const Sources& sources);
 
-test::ReferenceInput reference_input(const Case& c, const Parts& parts, const test::Inputs& heads,
-                                     const std::optional<at::Tensor>& mask);
+/// The options that the module gives attend.
+AttendOptions call_options(const Case& c, const Parts& parts,
+                           const std::optional<at::Tensor>& mask = {});
 
 /// Projections in half precision round queries, keys, values and the output once each; their
 /// errors are multiplied by `gain` in a normalization and by the key's size in a score. float32

@@ -9,6 +9,7 @@
 
 #include "attend_verdict.h"
 #include "module_case.h"
+#include "support/dense.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/modules.h"
@@ -44,8 +45,8 @@ Sources make_sources(const Case& c) {
 }
 
 void check_input_gradients(const Case& c, const Parts& parts, const Sources& sources,
-                           const Heads64& heads, test::ReferenceInput input,
-                           const at::Tensor& output, double allowed) {
+                           const Heads64& heads, const AttendOptions& options,
+                           test::ReferenceExtras extras, const at::Tensor& output, double allowed) {
   std::vector<at::Tensor> leaves;
   for (const auto& source : {sources.query, sources.key, sources.value}) {
     if (source.requires_grad() && (leaves.empty() || !source.is_same(leaves.front()))) {
@@ -57,8 +58,8 @@ void check_input_gradients(const Case& c, const Parts& parts, const Sources& sou
   const auto actual = torch::autograd::grad({output}, leaves, {output_gradient});
   const auto merged =
       output_gradient.to(at::kDouble).matmul(parts.fc_out->weight.detach().to(at::kDouble));
-  input.output_gradient = test::split_heads(merged, c.H);
-  const auto result = test::reference_attention(input);
+  extras.output_gradient = test::split_heads(merged, c.H);
+  const auto result = test::dense_reference(heads.heads, options, extras);
   const auto expected =
       torch::autograd::grad({heads.heads.query, heads.heads.key, heads.heads.value}, leaves,
                             {result.query_grad, result.key_grad, result.value_grad});
@@ -80,15 +81,16 @@ void check_output(const Case& c, const Parts& parts, const Sources& sources,
   const bool dropped = c.training != 0 && dropout_of(c) > 0.0;
   if (dropped && !weights.defined()) return;
   const auto heads = heads_of(c, parts, sources);
-  auto input = reference_input(c, parts, heads.heads, mask);
-  if (dropped) input.kept = weights.detach().ne(0).to(at::kDouble) / (1.0 - dropout_of(c));
-  const auto result = test::reference_attention(input);
+  const auto options = call_options(c, parts, mask);
+  test::ReferenceExtras extras;
+  if (dropped) extras.kept = weights.detach().ne(0).to(at::kDouble) / (1.0 - dropout_of(c));
+  const auto result = test::dense_reference(heads.heads, options, extras);
   const auto allowed = module_tolerance(c, dtype, heads);
   const auto expected = test::linear64(parts.fc_out, test::merge_heads(result.output));
   expect(test::is_close(output, expected, allowed), "output");
   if (weights.defined()) expect(test::is_close(weights, result.weights, allowed), "weights");
   if (at::GradMode::is_enabled()) {
-    check_input_gradients(c, parts, sources, heads, input, output, allowed);
+    check_input_gradients(c, parts, sources, heads, options, extras, output, allowed);
   }
 }
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "attend_verdict.h"
+#include "support/dense.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/layouts.h"
@@ -34,7 +35,7 @@ struct PagedCall : Call {
 };
 
 Integers numbers_of(const at::Tensor& tensor) {
-  const auto whole = tensor.contiguous();
+  const auto whole = tensor.to(at::kLong).contiguous();
   return {whole.const_data_ptr<int64_t>(), whole.const_data_ptr<int64_t>() + whole.numel()};
 }
 
@@ -200,7 +201,9 @@ bool are_valid_tensors(const PagedCall& call) {
 bool are_valid_parents(const PagedCall& call, const Integers& ends) {
   const auto& parents = call.options.parents();
   if (!parents) return true;
-  if (call.options.alibi_slopes() || parents->size(0) != ends.back()) return false;
+  const auto& options = call.options;
+  if (options.alibi_slopes() || options.right_window() || options.relative_bias()) return false;
+  if (parents->size(0) != ends.back()) return false;
   for (size_t n = 0; n + 1 < ends.size(); ++n) {
     for (auto i = ends[n]; i < ends[n + 1]; ++i) {
       const auto parent = (*parents)[i].item<int64_t>();
@@ -216,8 +219,12 @@ bool is_valid_paged(const PagedCall& call) {
   if (options.mask() || options.bias() || options.documents() || options.dropout() != 0.0) {
     return false;
   }
-  if (at::GradMode::is_enabled() && options.sinks() && options.sinks()->requires_grad()) {
+  if (options.top_left() || options.query_lengths() || options.key_lengths() ||
+      options.global_tokens() || options.relative_positions()) {
     return false;
+  }
+  for (const auto& tensor : {options.sinks(), options.alibi_slopes(), options.relative_bias()}) {
+    if (at::GradMode::is_enabled() && tensor && tensor->requires_grad()) return false;
   }
   if (!are_offsets(call.query_offsets, call.query.size(0)) || !are_numbers(call.table, 2) ||
       !are_numbers(call.key_lengths, 1)) {
@@ -278,14 +285,17 @@ at::Tensor expected_of(const PagedCall& call) {
         call.query.detach().narrow(0, first, L).transpose(0, 1).unsqueeze(0),
         dense(call, sequence, call.key, call.options.key_scales()),
         dense(call, sequence, call.value, call.options.value_scales())};
-    auto input = test::reference_input(inputs, call.options);
-    if (const auto& parents = call.options.parents()) {
-      input.mask = seen_by_drafts(numbers_of(parents->narrow(0, first, L)), inputs.key.size(2),
-                                  call.options.window());
-      input.causal = false;
-      input.window = std::nullopt;
+    auto options = call.options;
+    if (const auto& parents = options.parents()) {
+      auto window = options.window();
+      if (const auto left = options.left_window()) {
+        window = std::min(*left, std::numeric_limits<int64_t>::max() - 1) + 1;
+      }
+      options.mask(
+          seen_by_drafts(numbers_of(parents->narrow(0, first, L)), inputs.key.size(2), window));
+      options.causal(false).window(std::nullopt).left_window(std::nullopt);
     }
-    outputs.push_back(test::reference_attention(input).output.squeeze(0).transpose(0, 1));
+    outputs.push_back(test::dense_reference(inputs, options).output.squeeze(0).transpose(0, 1));
   }
   return at::cat(outputs);
 }

@@ -91,6 +91,7 @@ void draw_tensors(Draw& draw, Case& c) {
     c.mask_dtype = draw.rarely(4);
     c.mask_fill = draw.rarely(6);
     c.mask_layout = draw.rarely(test::kLayouts);
+    c.by_rule = draw.rarely(2);
   }
   if (draw.one_in(4)) {
     c.bias = 1 + draw.below(8);
@@ -100,7 +101,7 @@ void draw_tensors(Draw& draw, Case& c) {
   }
   if (draw.one_in(6)) c.documents = 1 + draw.below(4);
   if (draw.one_in(3)) c.poison = 1 + draw.below(3);
-  if (draw.one_in(3)) c.grad = draw.one_in(2) ? 0b111 : draw.below(1 << kVictims) & 0b1010111;
+  if (draw.one_in(3)) c.grad = draw.one_in(2) ? 0b111 : draw.below(1 << kVictims) & 0b101110111;
   c.inference = draw.one_in(8) ? 1 + draw.below(3) : 0;
   c.device = is_attend(c) && draw.one_in(25);
 }
@@ -117,6 +118,33 @@ void draw_options(Draw& draw, Case& c) {
   if (draw.one_in(3)) c.capability = draw.below(3);
   c.small_tiles = draw.one_in(4);
   c.ragged = draw.one_in(2);
+}
+
+/// Draws what a query reaches, and biases by distance. Windows are given once.
+void draw_reach(Draw& draw, Case& c) {
+  if (draw.one_in(5)) c.left = 1 + draw.below(6);
+  if (draw.one_in(5)) c.right = 1 + draw.below(6);
+  if (c.left > 0 || c.right > 0) c.window = 0;
+  if (draw.one_in(6)) {
+    c.relative = 1 + draw.below(5);
+    c.relative_dtype = draw.rarely(4);
+    c.relative_fill = draw.one_in(5);
+  }
+  c.lse = draw.one_in(4);
+  c.short_offsets = draw.one_in(4);
+  if (c.target == kPaged) return;
+  c.top_left = draw.one_in(8);
+  if (c.target == kAttendVarlen) return;
+  c.alibi_rows = draw.one_in(2);
+  if (draw.one_in(8)) c.global = 1 + draw.below(2);
+  if (draw.one_in(8)) c.lengths = 1 + draw.below(3);
+  const bool may_exist = c.L <= c.S && c.lengths == 0;
+  if (c.relative > 0 && draw.one_in(may_exist ? 2 : 20)) c.relative_positions = 1 + draw.below(2);
+  if ((c.mask == 0 && c.bias == 0) || !draw.one_in(4)) return;
+  c.mask_batch = 1 + draw.below(2);
+  c.B = 2 * (1 + draw.below(3));
+  limit_work(c);
+  c.batches = c.B % 2 == 0 ? 1 + draw.below(2) : 1;
 }
 
 constexpr void (*kExtremes[])(Draw& draw, Case& c) = {
@@ -151,10 +179,16 @@ void draw_module(Draw& draw, Case& c) {
   c.training = draw.one_in(3);
   c.cross = c.key_dim > 0 || c.value_dim > 0 || draw.one_in(2);
   c.weights = draw.one_in(3);
+  if (draw.one_in(5)) c.left = 1 + draw.below(6);
+  const bool both_sides = c.target != kCached || draw.one_in(20);
+  if (both_sides && draw.one_in(5)) c.right = 1 + draw.below(6);
+  if (both_sides) c.top_left = draw.one_in(8);
+  if (c.left > 0 || c.right > 0) c.window = 0;
   if (c.target != kCached) return;
+  if (draw.one_in(4)) c.relative = 1 + draw.below(5);
   c.inference = draw.one_in(20) ? 0 : 1 + draw.below(2);
   c.chunk = draw.one_in(3) ? 0 : 1 + draw.below(5);
-  c.cache_window = c.window > 0 && draw.one_in(2);
+  c.cache_window = (c.window > 0 || c.left > 0) && draw.one_in(2);
   c.capacity = draw.one_in(3) ? 1 + draw.below(c.L + 8) : 0;
 }
 
@@ -203,7 +237,7 @@ void draw_pages(Draw& draw, Case& c) {
   c.shared = draw.one_in(3) ? 1 + draw.below(2) : 0;
   c.draft = draw.one_in(4) ? 1 + draw.below(2) : 0;
   c.int8 = draw.one_in(3);
-  if (c.draft > 0 && !draw.one_in(20)) c.alibi = 0;
+  if (c.draft > 0 && !draw.one_in(20)) c.alibi = c.right = c.relative = 0;
 }
 
 /// Any victim and defect is the most likely one.
@@ -236,9 +270,27 @@ constexpr void (*kMistakes[])(Draw& draw, Case& c) = {
       c.rotary = draw.below(5);
       c.qk_norm = draw.below(6);
     },
-    [](Draw&, Case& c) {
-      c.alibi = 1;
-      c.grad |= 1 << kSlopes;
+    [](Draw& draw, Case& c) { (draw.one_in(2) ? c.left : c.right) = 7 + draw.below(2); },
+    [](Draw& draw, Case& c) {
+      (draw.one_in(2) ? c.left : c.right) = 1 + draw.below(6);
+      c.window = 1 + draw.below(6);
+    },
+    [](Draw& draw, Case& c) { c.global = 1 + draw.below(4); },
+    [](Draw& draw, Case& c) { c.lengths = 1 + draw.below(7); },
+    [](Draw& draw, Case& c) {
+      c.relative = 1 + draw.below(5);
+      c.relative_dtype = draw.below(6);
+    },
+    [](Draw& draw, Case& c) { c.relative_positions = 1 + draw.below(4); },
+    [](Draw& draw, Case& c) {
+      c.mask = 2 + draw.below(7);
+      c.mask_batch = 1 + draw.below(2);
+      c.batches = 1 + draw.below(4);
+    },
+    [](Draw& draw, Case& c) {
+      c.top_left = 1;
+      c.alibi = draw.below(3);
+      c.alibi_rows = draw.below(2);
     },
     [](Draw& draw, Case& c) {
       c.victim = c.target == kMaskBuilder ? kQuery : draw.below(kVictims);
@@ -261,6 +313,7 @@ Case random_case(uint64_t seed) {
   draw_sizes(draw, c);
   draw_tensors(draw, c);
   draw_options(draw, c);
+  if (is_attend(c) || c.target == kDerivative || c.target == kPaged) draw_reach(draw, c);
   if (is_module(c)) draw_module(draw, c);
   if (draw.one_in(6)) kExtremes[draw.below(6)](draw, c);
   if (c.target == kMaskBuilder) c.builder = draw.below(8);

@@ -1,7 +1,9 @@
 // RotaryEmbedding about the length that it was trained for: each sequence is rotated by its own
-// length, whatever the module was asked for before.
+// length, whatever the module was asked for before. Where the length does not matter, tokens may
+// have positions on several axes.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -47,7 +49,7 @@ class Rotations {
   }
 
   void call() {
-    switch (draw_below(5)) {
+    switch (draw_below(6)) {
       case 0:
         return from_the_first();
       case 1:
@@ -56,6 +58,8 @@ class Rotations {
         return by_positions(B_);
       case 3:
         return by_lengths();
+      case 4:
+        return rotary_->depends_on_length() ? by_lengths() : on_axes();
       default:
         return in_a_range();
     }
@@ -119,15 +123,61 @@ class Rotations {
     check(x, rotary_->rotate(x, rotary_->angles(positions, lengths, dtype_)), rows);
   }
 
+  /// Positions of their own on two or three axes.
+  void on_axes() {
+    auto options = rotary_->options;
+    const auto pairs = options.rotary_dim().value_or(options.head_dim()) / 2;
+    const auto second = 1 + draw_below(pairs - 1);
+    const auto rest = pairs - second;
+    const bool three = rest > 1 && draw_below(2) == 0;
+    options.sections(three ? Integers{1, rest - 1, second} : Integers{rest, second});
+    const auto count = draw_below(trained_length(c_) + 3);
+    const auto x = draw(count);
+    std::vector<at::Tensor> on_axis;
+    std::vector<Rows> rows(options.sections().size());
+    for (auto& own : rows) {
+      for (int64_t b = 0; b < B_; ++b) {
+        own.positions.push_back(draw_positions(count, draw_length(c_)));
+      }
+      own.lengths.assign(own.positions.size(), Integers(static_cast<size_t>(count), 1));
+      on_axis.push_back(tensor_of(own.positions, count));
+    }
+    const auto rotated = RotaryEmbedding(options)->forward(x, at::stack(on_axis, 2));
+    expect(rotated.scalar_type() == dtype_, "output's dtype is not the input's");
+    for (int64_t b = 0; b < B_; ++b) {
+      const auto expected = rotate_by(x[b], rows[0], b);
+      int64_t pair = 0;
+      for (size_t axis = 0; axis < rows.size(); ++axis) {
+        const auto own = rotate_by(x[b], rows[axis], b);
+        for (const auto end = pair + options.sections()[axis]; pair < end; ++pair) {
+          for (const auto element :
+               {c_.rotary == 2 ? 2 * pair : pair, c_.rotary == 2 ? 2 * pair + 1 : pair + pairs}) {
+            expected.select(2, element).copy_(own.select(2, element));
+          }
+        }
+      }
+      expect(test::is_close(rotated[b], expected, allowed()),
+             "axes of sequence " + std::to_string(b));
+    }
+    ++tally.taken;
+  }
+
+  at::Tensor rotate_by(const at::Tensor& x, const Rows& rows, int64_t b) const {
+    const auto row = std::min(static_cast<size_t>(b), rows.positions.size() - 1);
+    return rotate_scaled(c_, x, rows.positions[row], rows.lengths[row]);
+  }
+
+  /// An angle, whose error is a rotation's, is at most as large as the position.
+  double allowed() const {
+    const auto farthest = static_cast<double>(trained_length(c_) + 2);
+    return (8.0 + 4.0 * farthest) * magnitude(c_) * test::unit_roundoff(dtype_);
+  }
+
   void check(const at::Tensor& x, const at::Tensor& rotated, const Rows& rows) const {
     expect(rotated.scalar_type() == dtype_, "output's dtype is not the input's");
-    // An angle, whose error is a rotation's, is at most as large as the position.
-    const auto farthest = static_cast<double>(trained_length(c_) + 2);
-    const auto allowed = (8.0 + 4.0 * farthest) * magnitude(c_) * test::unit_roundoff(dtype_);
     for (int64_t b = 0; b < B_; ++b) {
-      const auto row = std::min(static_cast<size_t>(b), rows.positions.size() - 1);
-      const auto expected = rotate_scaled(c_, x[b], rows.positions[row], rows.lengths[row]);
-      expect(test::is_close(rotated[b], expected, allowed), "sequence " + std::to_string(b));
+      expect(test::is_close(rotated[b], rotate_by(x[b], rows, b), allowed()),
+             "sequence " + std::to_string(b));
     }
     ++tally.taken;
   }

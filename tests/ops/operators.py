@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from operator_calls import (  # noqa: E402
-    DEVICES, TOLERANCES, are_equal, compiled, leaves, main, make_inputs, make_options, reference,
-    weights_like)
+    DEVICES, GRADIENTS, TOLERANCES, are_equal, compiled, leaves, main, make_inputs, make_options,
+    on_cpu, reference, reference_with_weights, weights_like)
 from seeds import SeededTest, assert_close, moved  # noqa: E402
 
 heed = torch.ops.heed
@@ -33,9 +34,7 @@ class AttendTest(SeededTest):
 
     def test_outputs_and_lses_are_those_of_the_reference(self):
         for inputs, options in self.each(TOLERANCES):
-            output, lse = reference(*[tensor.cpu() for tensor in inputs],
-                                    **{name: value.cpu() if torch.is_tensor(value) else value
-                                       for name, value in options.items()})
+            output, lse = reference(*[tensor.cpu() for tensor in inputs], **on_cpu(options))
             dtype = inputs[0].dtype
             found, found_lse = heed.attend_with_lse(*inputs, **options)
             self.check_close(found, output, dtype)
@@ -60,6 +59,42 @@ class AttendTest(SeededTest):
             for one, other in zip(found, expected):
                 self.check_close(one, other.nan_to_num(0), inputs[0].dtype)
 
+    def test_weights_and_their_gradients_are_those_of_the_reference(self):
+        for inputs, options in self.each((torch.float64, torch.float32)):
+            dtype, tensors = inputs[0].dtype, leaves(inputs, options)
+            results = heed.attend_with_weights(*inputs, **options)
+            expected = reference_with_weights(*[tensor.cpu() for tensor in inputs],
+                                              **on_cpu(options))[:2]
+            for one, other in zip(results, expected):
+                self.check_close(one, other, dtype)
+            given = [weights_like(result) for result in results]
+            found = torch.autograd.grad(results, tensors, given)
+            expected = torch.autograd.grad(expected, tensors, [each.double().cpu() for each in given])
+            for one, other in zip(found, expected):
+                self.check_close(one, other.nan_to_num(0), dtype)
+
+    def test_weights_are_those_that_dropout_leaves(self):
+        query, key, value = make_inputs(torch.float64, groups=4)
+        output, weights = heed.attend_with_weights(query, key, value, dropout=0.5)
+        self.check_close(weights @ value, output, torch.float64)
+        self.assertTrue((weights == 0).any())
+
+    def test_masks_of_fewer_batches(self):
+        for name, of in itertools.product(("mask", "bias"), ("cycled", "repeated")):
+            inputs = make_inputs(torch.float64, batch=4)
+            scores = torch.randn(2, 1, 7, 9, dtype=torch.float64)
+            options = {name: scores > 0 if name == "mask" else scores.requires_grad_(),
+                       "mask_batch": of}
+            output, expected = heed.attend(*inputs, **options), reference(*inputs, **options)[0]
+            self.check_close(output, expected, torch.float64)
+            tensors = leaves(inputs, options)
+            found = torch.autograd.grad(output, tensors, weights_like(output))
+            self.assertTrue(are_equal(found, torch.autograd.grad(
+                compiled(heed.attend)(*inputs, **options), tensors, weights_like(output))))
+            expected = torch.autograd.grad(expected, tensors, weights_like(output))
+            for one, other in zip(found, expected):
+                self.check_close(one, other.nan_to_num(0), torch.float64)
+
     def test_second_derivatives(self):
         inputs = make_inputs(torch.float64, length=3, keys=4)
         self.assertTrue(torch.autograd.gradgradcheck(
@@ -69,6 +104,7 @@ class AttendTest(SeededTest):
         for inputs, options in self.each((torch.float32, torch.bfloat16)):
             torch.library.opcheck(heed.attend, inputs, options)
             torch.library.opcheck(heed.attend_with_lse, inputs, options)
+            torch.library.opcheck(heed.attend_with_weights, inputs, options)
 
     def test_passes_opcheck_without_gradients_and_for_odd_shapes(self):
         for sizes in ({"grad": False}, {"length": 1}, {"batch": 1, "groups": 1},
@@ -76,6 +112,7 @@ class AttendTest(SeededTest):
             with self.subTest(**sizes):
                 torch.library.opcheck(heed.attend, make_inputs(**sizes), {})
                 torch.library.opcheck(heed.attend_with_lse, make_inputs(**sizes), {})
+                torch.library.opcheck(heed.attend_with_weights, make_inputs(**sizes), {})
 
     def test_strides_of_inputs_are_any(self):
         query, key, value = make_inputs(grad=False)
@@ -91,7 +128,8 @@ class AttendTest(SeededTest):
 
     def check_compiled(self, inputs, options, **how):
         tensors = leaves(inputs, options)
-        for attend in (heed.attend, lambda *own, **more: heed.attend_with_lse(*own, **more)[0]):
+        for attend in (heed.attend, lambda *own, **more: heed.attend_with_lse(*own, **more)[0],
+                       lambda *own, **more: torch.cat(heed.attend_with_weights(*own, **more), 3)):
             own = attend(*inputs, **options)
             whole = compiled(attend, **how)(*inputs, **options)
             self.assertTrue(torch.equal(own, whole))
@@ -107,6 +145,34 @@ class AttendTest(SeededTest):
         for dtype in (torch.float32, torch.bfloat16):
             self.check_compiled(make_inputs(dtype), options, backend="inductor",
                                 dynamic=True)
+
+    def test_compiles_once_for_all_lengths_and_windows(self):
+        def padded(query, key, value, window, length, keys):
+            return heed.attend(query, key, value, left_window=window, right_window=window + 1)
+
+        def packed(query, key, value, window, length, keys):
+            offsets = torch.tensor([0, query.shape[2]]), torch.tensor([0, key.shape[2]])
+            rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+            return heed.attend_varlen(*rows, *offsets, window=window, longest_query=length,
+                                      longest_key=keys)
+
+        for function, batch in ((padded, 2), (packed, 1)):
+            counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+            whole = compiled(function, counter, dynamic=True)
+            for window, length, keys in ((3, 7, 9), (5, 12, 13), (2, 5, 10)):
+                inputs = make_inputs(batch=batch, length=length, keys=keys)
+                one, other = (each(*inputs, window, length, keys) for each in (function, whole))
+                self.assertTrue(torch.equal(one, other))
+                self.assertTrue(are_equal(torch.autograd.grad(one, inputs, weights_like(one)),
+                                          torch.autograd.grad(other, inputs, weights_like(one))))
+            self.assertEqual(counter.frame_count, 1)
+
+    def test_windows_of_compiled_functions_are_checked_when_they_run(self):
+        inputs = make_inputs()
+        whole = compiled(lambda window: heed.attend(*inputs, window=window), dynamic=True)
+        whole(3)
+        with self.assertRaisesRegex(ValueError, r"^attend: window \(-2\) must be at least 1"):
+            whole(-2)
 
     def test_gradients_pass_through_the_lse_in_compiled_functions(self):
         for inputs, options in self.each():
@@ -189,6 +255,9 @@ class AttendTest(SeededTest):
                             own = heed.attend(*inputs, bias=bias)
                             expected = F.scaled_dot_product_attention(*inputs, bias)
                             whole = compiled(heed.attend)(*inputs, bias=bias)
+                            both = heed.attend_with_weights(*inputs, bias=bias)
+                        self.assertEqual([tensor.dtype for tensor in both], [own.dtype] * 2)
+                        self.check_close(both[0], expected, own.dtype)
                         self.assertEqual(own.dtype, expected.dtype)
                         self.assertTrue(torch.equal(own, whole))
                         self.check_close(own, expected, own.dtype)
@@ -243,39 +312,58 @@ class AttendVarlenTest(SeededTest):
         sinks = torch.randn(4, generator=torch.Generator().manual_seed(moved(2))).requires_grad_()
         return ({}, {"causal": True}, {"window": 2}, {"sinks": sinks, "scale": 0.2},
                 {"longest_query": 5, "longest_key": 7, "softcap": 3.0},
-                {"alibi_slopes": torch.rand(4)})
+                {"alibi_slopes": torch.rand(4)}, {"left_window": 2, "right_window": 1},
+                {"causal": True, "top_left": True},
+                {"relative_bias": torch.randn(4, 5).requires_grad_(),
+                 "alibi_slopes": torch.rand(4).requires_grad_()})
 
     def test_is_attend_for_each_sequence(self):
         for options in self.options():
             query, key, value = self.inputs()
-            found = heed.attend_varlen(query, key, value, self.offsets, self.key_offsets, **options)
+            packed = (query, key, value, self.offsets, self.key_offsets)
+            found = heed.attend_varlen(*packed, **options)
+            output, lse = heed.attend_varlen_with_lse(*packed, **options)
+            assert_close(output, found, TOLERANCES[torch.float32])
             own = {name: option for name, option in options.items() if "longest" not in name}
             for n in range(3):
                 rows = slice(self.offsets[n], self.offsets[n + 1])
                 keys = slice(self.key_offsets[n], self.key_offsets[n + 1])
-                expected = heed.attend(*(tensor[which].transpose(0, 1)[None] for tensor, which in
-                                         ((query, rows), (key, keys), (value, keys))), **own)
-                assert_close(found[rows], expected[0].transpose(0, 1), TOLERANCES[torch.float32])
+                expected = heed.attend_with_lse(
+                    *(tensor[which].transpose(0, 1)[None] for tensor, which in
+                      ((query, rows), (key, keys), (value, keys))), **own)
+                for one, other in zip((found, lse), expected):
+                    assert_close(one[rows], other[0].transpose(0, 1), TOLERANCES[torch.float32])
+
+    def test_offsets_may_be_int32(self):
+        inputs = self.inputs()
+        for operator in (heed.attend_varlen, heed.attend_varlen_with_lse):
+            found = operator(*inputs, self.offsets.int(), self.key_offsets.int())
+            expected = operator(*inputs, self.offsets, self.key_offsets)
+            self.assertTrue(are_equal(torch.utils._pytree.tree_leaves(found),
+                                      torch.utils._pytree.tree_leaves(expected)))
 
     def test_passes_opcheck(self):
         for dtype in (torch.float32, torch.bfloat16):
             for options in self.options():
-                torch.library.opcheck(heed.attend_varlen, (
-                    *self.inputs(dtype=dtype), self.offsets, self.key_offsets), options)
+                for operator in (heed.attend_varlen, heed.attend_varlen_with_lse):
+                    torch.library.opcheck(operator, (
+                        *self.inputs(dtype=dtype), self.offsets, self.key_offsets), options)
 
     def test_compiles_to_the_same_bits(self):
-        def attend(*tensors, **options):
-            return heed.attend_varlen(*tensors, self.offsets, self.key_offsets, **options)
+        # One operator at a time: the order in which gradients of two are added is autograd's.
+        for operator in (heed.attend_varlen, heed.attend_varlen_with_lse):
+            def attend(*tensors, **options):
+                return operator(*tensors, self.offsets, self.key_offsets, **options)
 
-        for options in self.options():
-            inputs = self.inputs()
-            tensors = leaves(inputs, options)
-            results = []
-            for each in (attend, compiled(attend)):
-                output = each(*inputs, **options)
-                results.append((output, *torch.autograd.grad(output, tensors,
-                                                             weights_like(output))))
-            self.assertTrue(are_equal(*results))
+            for options in self.options():
+                inputs = self.inputs()
+                tensors = leaves(inputs, options)
+                results = []
+                for each in (attend, compiled(attend)):
+                    outputs = torch.utils._pytree.tree_leaves(each(*inputs, **options))
+                    results.append((*outputs, *torch.autograd.grad(
+                        outputs, tensors, [weights_like(output) for output in outputs])))
+                self.assertTrue(are_equal(*results))
 
     def test_dropout_of_compiled_functions(self):
         inputs = self.inputs()
@@ -286,6 +374,87 @@ class AttendVarlenTest(SeededTest):
         terms = output * weights_like(output)
         difference = (gradient * inputs[2]).sum() - terms.sum()
         self.assertLess(difference.abs(), 1e-5 * terms.abs().sum())
+
+
+    def test_autocast_converts(self):
+        for operator in (heed.attend_varlen, heed.attend_varlen_with_lse):
+            with torch.autocast("cpu", torch.bfloat16):
+                found = operator(*self.inputs(), self.offsets, self.key_offsets)
+            expected = operator(*self.inputs(dtype=torch.bfloat16), self.offsets, self.key_offsets)
+            self.assertTrue(are_equal(torch.utils._pytree.tree_leaves(found),
+                                      torch.utils._pytree.tree_leaves(expected)))
+
+
+class AttendPagedTest(SeededTest):
+    table = torch.tensor([[5, 0, 0], [1, 4, 2]])
+    offsets = torch.tensor([0, 1, 4])
+    lengths = torch.tensor([14, 40])
+
+    def inputs(self, dtype=torch.float32):
+        return [torch.randn(shape).to(dtype)
+                for shape in ((4, 4, 8), (6, 2, 16, 8), (6, 2, 16, 6))]
+
+    def options(self):
+        return ({}, {"causal": True}, {"causal": True, "window": 5, "sinks": torch.randn(4)},
+                {"causal": True, "left_window": 9}, {"softcap": 2.0, "scale": 0.3},
+                {"causal": True, "relative_bias": torch.randn(4, 7)},
+                {"causal": True, "alibi_slopes": torch.rand(4)})
+
+    def call(self, *tensors, **options):
+        return heed.attend_paged(*tensors, self.table, self.offsets, self.lengths, **options)
+
+    def test_is_attend_for_each_sequence(self):
+        for dtype, options in itertools.product(TOLERANCES, self.options()):
+            query, key_pages, value_pages = self.inputs(dtype)
+            found = self.call(query, key_pages, value_pages, **options)
+            for n in range(2):
+                rows = slice(self.offsets[n], self.offsets[n + 1])
+                key, value = (pages[self.table[n]].transpose(0, 1).flatten(1, 2)[:, :self.lengths[n]]
+                              for pages in (key_pages, value_pages))
+                expected = heed.attend(query[rows].transpose(0, 1)[None], key[None], value[None],
+                                       **options)[0].transpose(0, 1)
+                assert_close(found[rows], expected, TOLERANCES[dtype])
+
+    def test_pages_may_be_quantized(self):
+        query, key, value = self.inputs()
+        scales = [torch.rand(6, 2, 16) / 100 for _ in range(2)]
+        pages = [(torch.randn_like(tensor) * 40).to(torch.int8) for tensor in (key, value)]
+        found = self.call(query, *pages, key_scales=scales[0], value_scales=scales[1], causal=True)
+        expected = self.call(query, *(page * scale[..., None] for page, scale in zip(pages, scales)),
+                             causal=True)
+        assert_close(found, expected, TOLERANCES[torch.float32])
+
+    def test_drafts_see_their_paths(self):
+        query, key, value = self.inputs()
+        found = self.call(query, key, value, parents=torch.tensor([-1, -1, 0, 0]))
+        self.assertFalse(torch.equal(found, self.call(query, key, value, causal=True)))
+        whole = compiled(lambda *tensors: self.call(*tensors, parents=torch.tensor([-1, -1, 0, 0])))
+        self.assertTrue(torch.equal(whole(query, key, value), found))
+
+    def test_passes_opcheck(self):
+        for dtype, options in itertools.product((torch.float32, torch.bfloat16), self.options()):
+            torch.library.opcheck(heed.attend_paged, (
+                *self.inputs(dtype), self.table, self.offsets, self.lengths), options)
+
+    def test_compiles_to_the_same_bits(self):
+        for options in self.options():
+            inputs = self.inputs()
+            self.assertTrue(torch.equal(compiled(self.call)(*inputs, **options),
+                                        self.call(*inputs, **options)))
+
+    def test_autocast_gives_the_query_the_dtype_of_the_pages(self):
+        query, key, value = self.inputs(torch.bfloat16)
+        for call in (self.call, compiled(self.call)):
+            with torch.autocast("cpu", torch.float16):
+                found = call(query.float(), key, value)
+            self.assertTrue(torch.equal(found, self.call(query, key, value)))
+
+    def test_gradients_are_refused(self):
+        query, key, value = self.inputs()
+        for call in (self.call, compiled(self.call)):
+            with self.assertRaisesRegex(Exception, "attend_paged: key_pages must not require grad: "
+                                        "pages hold no gradients; use torch::NoGradGuard"):
+                call(query, key.clone().requires_grad_(), value)
 
 
 class LayersTest(SeededTest):
@@ -370,6 +539,13 @@ class LayersTest(SeededTest):
         self.assertTrue(are_equal(torch.autograd.grad(own, (x, weight), weights_like(own)),
                                   torch.autograd.grad(whole, (x, weight), weights_like(own))))
 
+    def test_autocast_keeps_the_dtype_of_x(self):
+        x, angles = make_inputs()[0], self.angles(7, 4)
+        for dtype in (torch.float32, torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16):
+                self.assertEqual(heed.rotate(x.to(dtype), *angles).dtype, dtype)
+                self.assertEqual(heed.rms_norm(x.to(dtype), torch.ones(8)).dtype, dtype)
+
     def test_second_derivatives_and_transforms(self):
         x = make_inputs(torch.float64)[0]
         weight = torch.linspace(0.5, 2, 8, dtype=torch.float64, requires_grad=True)
@@ -432,7 +608,8 @@ class WrappedTest(SeededTest):
 class WantedTest(SeededTest):
     def test_gradients_are_those_wanted(self):
         query, key, value = make_inputs(grad=False)
-        options = {"bias": torch.randn(1, 4, 7, 9), "sinks": torch.randn(4)}
+        options = {"bias": torch.randn(1, 4, 7, 9), "sinks": torch.randn(4),
+                   "relative_bias": torch.randn(4, 5), "alibi_slopes": torch.rand(4)}
         kept = heed._attend_forward(query, key, value, **options)
         gradient = torch.randn_like(kept[0])
 
@@ -446,6 +623,12 @@ class WantedTest(SeededTest):
                     self.assertTrue(torch.equal(one, of_all), i)
                 else:
                     self.assertIsNone(one, i)
+        # As compiled functions in a cache of PyTorch's may have it from an earlier heed.
+        *found, of_relative_bias, of_slopes = gradients(wanted=[True] * 5)
+        for one, of_all in zip(found, each):
+            self.assertTrue(torch.equal(one, of_all))
+        self.assertIsNone(of_relative_bias)
+        self.assertIsNone(of_slopes)
 
 
 class TagsTest(SeededTest):
@@ -483,6 +666,15 @@ class ErrorsTest(SeededTest):
                lambda: heed.attend(query, key, value, window=0))
         yield ("attend_with_lse: dropout (1.5) must be in [0, 1)",
                lambda: heed.attend_with_lse(query, key, value, dropout=1.5))
+        yield ("attend_with_weights: key rank (3) must equal 4; key [2, 9, 8]",
+               lambda: heed.attend_with_weights(query, key[0], value))
+        yield ("attend: mask_batch (every) must be each, cycled or repeated",
+               lambda: heed.attend(query, key, value, mask_batch="every"))
+        yield ("attend_paged: query rank (4) must equal 3; query [2, 4, 7, 8]",
+               lambda: heed.attend_paged(query, key, value, torch.zeros(1, 1).long(), offsets,
+                                         offsets[1:]))
+        yield ("attend_varlen_with_lse: longest_query and longest_key must be given together",
+               lambda: heed.attend_varlen_with_lse(*packed, offsets, offsets, longest_key=8))
         yield ("attend_varlen: longest_query and longest_key must be given together",
                lambda: heed.attend_varlen(*packed, offsets, offsets, longest_query=8))
         yield ("rotate: cos must be [L, R / 2] or [B, L, R / 2]; x [2, 4, 7, 8], cos [6, 4]",
@@ -568,7 +760,7 @@ class ErrorsTest(SeededTest):
         query, key, value = make_inputs()
         kept = heed._attend_forward(query.detach(), key.detach(), value.detach())
         gradient = heed.attend_backward(torch.ones_like(kept[0]), None, *kept, query, key, value,
-                                        wanted=[True] * 3 + [False] * 2)[0]
+                                        wanted=[True] * 3 + [False] * (len(GRADIENTS) - 3))[0]
         with self.assertRaisesRegex(RuntimeError, "derivative for heed::attend_backward is not implemented"):
             gradient.sum().backward()
 

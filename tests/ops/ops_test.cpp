@@ -2,6 +2,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
+#include <heed/attend_paged.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <string>
@@ -18,14 +19,22 @@ namespace {
 
 using Stack = std::vector<c10::IValue>;
 
-/// heed::`name` for the first of its arguments; the others have their defaults.
-std::vector<at::Tensor> call(const std::string& name, Stack stack) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("heed::" + name).c_str(), "");
-  const auto& arguments = op.schema().arguments();
+c10::OperatorHandle find_operator(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(("heed::" + name).c_str(), "");
+}
+
+/// Adds the defaults of the arguments of `name` that are not on the stack.
+void add_defaults(const std::string& name, Stack& stack) {
+  const auto& arguments = find_operator(name).schema().arguments();
   for (auto i = stack.size(); i < arguments.size(); ++i) {
     stack.push_back(arguments[i].default_value().value_or(c10::IValue()));
   }
-  op.callBoxed(stack);
+}
+
+/// heed::`name` for the first of its arguments; the others have their defaults.
+std::vector<at::Tensor> call(const std::string& name, Stack stack) {
+  add_defaults(name, stack);
+  find_operator(name).callBoxed(stack);
   std::vector<at::Tensor> results;
   results.reserve(stack.size());
   for (const auto& result : stack) results.push_back(result.toTensor());
@@ -53,10 +62,12 @@ Stack attend_arguments(const Inputs& heads, double dropout = 0.0) {
 
 /// Adds the arguments that follow those of attend in the operators of a traced call's two passes.
 void add_pass(Stack& stack, const at::Tensor& seed = {}) {
-  while (stack.size() % 14 != 0) stack.emplace_back();  // the other options of attend
+  add_defaults("attend", stack);
   stack.push_back(seed.defined() ? c10::IValue(seed) : c10::IValue());
   stack.emplace_back(/*with_lse=*/false);
-  stack.emplace_back(c10::List<bool>({true, true, true, false, false}));
+  c10::List<bool> wanted({true, true, true});
+  wanted.resize(find_operator("attend_backward").schema().returns().size(), false);
+  stack.emplace_back(wanted);
 }
 
 TEST(Operators, AreHeedsFunctions) {
@@ -92,7 +103,7 @@ TEST(Operators, OfTracedPassesGiveTheSameGradients) {
       backward.insert(backward.end(), kept.begin(), kept.end());
       backward.insert(backward.end(), arguments.begin(), arguments.end());
       auto found = call("attend_backward", backward);
-      EXPECT_FALSE(found[3].defined() || found[4].defined());
+      for (size_t i = 3; i < found.size(); ++i) EXPECT_FALSE(found[i].defined());
       found.resize(3);
       EXPECT_TRUE(are_close(found, expected, 64 * unit_roundoff(dtype))) << device << dtype;
     }
@@ -139,6 +150,62 @@ TEST(Operators, OfPackedSequencesAreHeedsFunction) {
                       {of_output, inputs[0], inputs[1], inputs[2], query_offsets, key_offsets});
     found.resize(3);
     EXPECT_TRUE(are_close(found, expected, 64 * unit_roundoff(at::kFloat)));
+  }
+}
+
+TEST(Operators, WithMoreResultsAreHeedsFunctions) {
+  for (const auto device : devices()) {
+    const auto heads = make_heads(device);
+    const auto causal = AttendOptions().causal(true);
+    const auto weighed = call("attend_with_weights", attend_arguments(heads));
+    const auto [output, weights] = attend_with_weights(heads.query, heads.key, heads.value, causal);
+    EXPECT_TRUE(are_equal(weighed, {output, weights}));
+    const auto packed = [](const at::Tensor& tensor) {
+      return tensor.detach()[0].transpose(0, 1).contiguous();
+    };
+    const auto query = packed(heads.query), key = packed(heads.key), value = packed(heads.value);
+    const auto query_offsets = at::tensor({0, 2, 5}, at::kLong);
+    const auto key_offsets = at::tensor({0, 3, 7}, at::kLong);
+    const auto found =
+        call("attend_varlen_with_lse", {query, key, value, query_offsets, key_offsets});
+    const auto [own, lse] = attend_varlen_with_lse(query, key, value, query_offsets, key_offsets);
+    EXPECT_TRUE(are_equal(found, {own, lse}));
+  }
+}
+
+TEST(Operators, OfWeightsHaveTheGradientsOfTheTracedPass) {
+  for (const auto device : devices()) {
+    const auto heads = make_heads(device);
+    const std::vector<at::Tensor> inputs = {heads.query, heads.key, heads.value};
+    auto arguments = attend_arguments(heads);
+    const auto results = call("attend_with_weights", arguments);
+    const std::vector<at::Tensor> given = {weights_like(results[0]), weights_like(results[1])};
+    const auto expected = torch::autograd::grad(results, inputs, given);
+    const at::NoGradGuard no_grad;
+    add_defaults("attend_with_weights", arguments);
+    Stack backward = {given[0], given[1]};
+    backward.insert(backward.end(), arguments.begin(), arguments.end());
+    auto found = call("attend_with_weights_backward", backward);
+    found.resize(3);
+    EXPECT_TRUE(are_close(found, expected, 64 * unit_roundoff(at::kFloat)));
+  }
+}
+
+TEST(Operators, OfPagesAreHeedsFunction) {
+  for (const auto device : devices()) {
+    const at::NoGradGuard no_grad;
+    torch::manual_seed(moved(1));
+    const auto options = at::TensorOptions().device(device);
+    const auto query = at::randn({4, 4, 8}).to(options);
+    const auto keys = at::randn({3, 2, 16, 8}).to(options);
+    const auto values = at::randn({3, 2, 16, 6}).to(options);
+    const auto table = at::tensor({2, 0, 1, 0}, at::kLong).view({2, 2});
+    const auto offsets = at::tensor({0, 1, 4}, at::kLong);
+    const auto lengths = at::tensor({20, 5}, at::kLong);
+    const auto found =
+        call("attend_paged", {query, keys, values, table, offsets, lengths, /*causal=*/true})[0];
+    EXPECT_TRUE(found.equal(
+        attend_paged(query, keys, values, table, offsets, lengths, AttendOptions().causal(true))));
   }
 }
 

@@ -8,6 +8,9 @@ needs neither transformers nor this script. The file is a dict that torch::pickl
 
     x            [B, H, L, D]
     positions    int64 [B, L]
+    points       int64 [B, L, 3]: positions of an image between texts, as Qwen2-VL counts them
+    places       int64 [L, 2]: rows and columns of an image
+    dinov3_cos, dinov3_sin    [L, D]: the angles of DINOv3's places, which are no integers
     <case>       x rotated
 """
 
@@ -17,9 +20,12 @@ from pathlib import Path
 
 try:
     import torch
-    from transformers import GPTJConfig, LlamaConfig
+    from transformers import DINOv3ViTConfig, GPTJConfig, LlamaConfig
+    from transformers.models.dinov3_vit import modeling_dinov3_vit
+    from transformers.models.glm4v import configuration_glm4v, modeling_glm4v
     from transformers.models.gptj import modeling_gptj
     from transformers.models.llama import modeling_llama
+    from transformers.models.qwen2_vl import configuration_qwen2_vl, modeling_qwen2_vl
 except ImportError as error:
     sys.exit(f"rotary_embeddings.py: {error}: install transformers and torch")
 
@@ -56,6 +62,8 @@ LLAMA_CASES = {
     },
 }
 
+AXIAL = {"rope_type": "axial", "rope_theta": 100.0}
+
 
 def rotate_as_llama(x: torch.Tensor, positions: torch.Tensor, parameters: dict) -> torch.Tensor:
     config = LlamaConfig(
@@ -81,6 +89,51 @@ def rotate_as_gptj(x: torch.Tensor, positions: torch.Tensor, rotary_dim: int) ->
     return torch.cat([rotated, heads_last[..., rotary_dim:]], dim=-1).transpose(1, 2)
 
 
+def rotate_as_qwen2_vl(x: torch.Tensor, points: torch.Tensor, parameters: dict) -> torch.Tensor:
+    config = configuration_qwen2_vl.Qwen2VLTextConfig(
+        hidden_size=HEADS * HEAD_DIM,
+        num_attention_heads=HEADS,
+        max_position_embeddings=64 * 4,
+        rope_parameters={**parameters, "mrope_section": [2, 3, 3]},
+    )
+    embedding = modeling_qwen2_vl.Qwen2VLRotaryEmbedding(config)
+    cos, sin = embedding(x, points.movedim(-1, 0))  # theirs are [3, B, L]
+    return modeling_qwen2_vl.apply_rotary_pos_emb(x, x, cos, sin)[0]
+
+
+def rotate_as_glm4v(x: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    config = configuration_glm4v.Glm4vTextConfig(
+        hidden_size=HEADS * HEAD_DIM,
+        num_attention_heads=HEADS,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 1, 2],
+        },
+    )
+    cos, sin = modeling_glm4v.Glm4vTextRotaryEmbedding(config)(x, points.movedim(-1, 0))
+    return modeling_glm4v.apply_rotary_pos_emb(x, x, cos, sin)[0]
+
+
+def rotate_as_qwen2_vl_vision(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    config = configuration_qwen2_vl.Qwen2VLVisionConfig(
+        embed_dim=HEADS * HEAD_DIM, num_heads=HEADS, rope_parameters=AXIAL
+    )
+    cos, sin = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)(x, places)
+    heads_last = x.transpose(1, 2)
+    rotated = modeling_qwen2_vl.apply_rotary_pos_emb_vision(heads_last, heads_last, cos, sin)[0]
+    return rotated.transpose(1, 2)
+
+
+def angles_of_dinov3() -> tuple[torch.Tensor, torch.Tensor]:
+    config = DINOv3ViTConfig(
+        hidden_size=HEADS * HEAD_DIM, num_attention_heads=HEADS, patch_size=4, image_size=12
+    )
+    embedding = modeling_dinov3_vit.DINOv3ViTRopePositionEmbedding(config).eval()
+    return embedding(torch.zeros(1, 3, 12, 12))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -97,6 +150,21 @@ def main() -> None:
         tensors[name] = rotate_as_llama(x, positions, parameters)
     tensors["interleaved"] = rotate_as_gptj(x, positions, HEAD_DIM)
     tensors["interleaved_partial"] = rotate_as_gptj(x, positions, 6)
+
+    # Two tokens of text, an image of 2 x 3 patches, and a token of text.
+    image = [[2, 2 + row, 2 + column] for row in range(2) for column in range(3)]
+    points = torch.tensor([[0, 0, 0], [1, 1, 1], *image, [5, 5, 5]])
+    tensors["points"] = torch.stack([points, points * 23 + 5])
+    for name, parameters in (("mrope", LLAMA_CASES["plain"]), ("mrope_yarn", LLAMA_CASES["yarn"])):
+        tensors[name] = rotate_as_qwen2_vl(x, tensors["points"], parameters)
+    tensors["mrope_interleaved"] = rotate_as_glm4v(x, tensors["points"])
+
+    places = torch.tensor([[row, column] for row in range(3) for column in range(3)])
+    tensors["places"] = places
+    tensors["axial"] = rotate_as_qwen2_vl_vision(x, places)
+    cos, sin = angles_of_dinov3()
+    tensors["dinov3_cos"], tensors["dinov3_sin"] = cos, sin
+    tensors["dinov3"] = modeling_dinov3_vit.apply_rotary_pos_emb(x, x, cos, sin)[0]
     torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, arguments.out)
     print(f"wrote {arguments.out}: {', '.join(tensors)}")
 

@@ -42,5 +42,44 @@ TEST(Rotary, EqualsTransformers) {
   }
 }
 
+/// Positions on several axes: those of Qwen2-VL's and GLM-4V's text, and of Qwen2-VL's images.
+TEST(Rotary, EqualsTransformersOnSeveralAxes) {
+  const Fixture fixture(HEED_PARITY_DATA "/rotary.pt");
+  const auto head_dim = fixture["x"].size(3);
+  const auto mrope = RotaryEmbeddingOptions(head_dim).sections({2, 3, 3});
+  const auto glm = RotaryEmbeddingOptions(head_dim)
+                       .rotary_dim(head_dim / 2)
+                       .pairing(RotaryPairing::interleaved)
+                       .sections({1, 1, 2});
+  const auto axial =
+      RotaryEmbeddingOptions(head_dim).base(100.0).sections({4, 4}).restart_sections(true);
+  const auto expect = [&](const char* name, const RotaryEmbeddingOptions& options,
+                          const char* positions) {
+    for (const auto device : devices()) {
+      const auto output =
+          RotaryEmbedding(options)->forward(fixture["x"].to(device), fixture[positions].to(device));
+      EXPECT_TRUE(is_close(output, fixture[name], 5e-5)) << name;  // as above
+    }
+  };
+  expect("mrope", mrope, "points");
+  expect("mrope_yarn", RotaryEmbeddingOptions(mrope).scaling(YarnScaling(4.0, 64)), "points");
+  expect("mrope_interleaved", glm, "points");
+  expect("axial", axial, "places");
+}
+
+/// DINOv3's places in an image are no integers: its angles come from outside, each of them twice.
+TEST(Rotary, TakesTheAnglesOfDinov3) {
+  const Fixture fixture(HEED_PARITY_DATA "/rotary.pt");
+  const auto head_dim = fixture["x"].size(3);
+  for (const auto device : devices()) {
+    const auto own = [&](const char* name) {
+      return fixture[name].to(device).narrow(1, 0, head_dim / 2).unsqueeze(0).unsqueeze(0);
+    };
+    const auto output = RotaryEmbedding(head_dim)->rotate(fixture["x"].to(device),
+                                                          {own("dinov3_cos"), own("dinov3_sin")});
+    EXPECT_TRUE(is_close(output, fixture["dinov3"], 2e-6));
+  }
+}
+
 }  // namespace
 }  // namespace heed::test

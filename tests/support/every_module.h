@@ -65,6 +65,12 @@ void visit_layers(const Visit& visit) {
   visit("layer_norm", Norm(NormOptions(E)), x, kSelf);
   visit("FeedForward", FeedForward(FeedForwardOptions(E).dropout(0.1)), x, kSelf);
   visit("PositionEmbedding", PositionEmbedding(PositionEmbeddingOptions(E)), x, kSelf);
+  visit("RelativePositionBias", RelativePositionBias(H), x,
+        [](auto& bias, const at::Tensor& input) {
+          const auto heads = input.unflatten(2, {H, D}).transpose(1, 2);
+          const auto options = AttendOptions().relative_bias(bias->relative().relative_bias);
+          return attend(heads, heads, heads, options).transpose(1, 2).flatten(2);
+        });
 }
 
 template <typename Visit>

@@ -92,6 +92,11 @@ inline ReferenceInput reference_input(const Inputs& inputs, const AttendOptions&
     const auto& mask = reference.mask;
     reference.mask = mask.defined() ? mask.ne(0).logical_and(pairs) : pairs;
   }
+  if (const auto& by_rule = options.block_mask()) {
+    const auto& mask = reference.mask;
+    const auto own = by_rule->mask().to(inputs.query.device());
+    reference.mask = mask.defined() ? mask.ne(0).logical_and(own) : own;
+  }
   reference.bias = four_dimensional(options.bias());
   reference.causal = options.causal();
   reference.window = options.window();

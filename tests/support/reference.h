@@ -24,6 +24,7 @@ struct ReferenceResult {
   at::Tensor output, weights;  // float64
   at::Tensor lse;              // [B, H, L]: log of the sum of exp(score), a sink included
   at::Tensor query_grad, key_grad, value_grad, bias_grad, sinks_grad;
+  at::Tensor relative_bias_grad, alibi_slopes_grad;  // only dense_reference computes them
 };
 
 /// Attention and its gradients as their definitions read: scalar loops in float64 that share no

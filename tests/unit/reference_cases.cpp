@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
+#include "support/dense.h"
 #include "support/expect.h"
-#include "support/reference.h"
 #include "unit/routes.h"
 
 namespace heed::test {
@@ -27,10 +27,6 @@ struct Leaves {
     gradients.push_back(gradient);
   }
 };
-
-}  // namespace
-
-namespace {
 
 /// A sum of exp that is off by so many roundoffs moves its log by as many.
 void expect_lse(const at::Tensor& actual, const at::Tensor& expected, at::ScalarType dtype,
@@ -58,7 +54,7 @@ void expect_outputs_of_reference(const std::vector<ReferenceCase>& cases,
   const auto tolerance = forward_tolerance(dtype, largest_score);
   for (const auto& c : cases) {
     const auto inputs = make_inputs(c.sizes, options);
-    const auto expected = reference(inputs, c.options);
+    const auto expected = dense_reference(inputs, c.options);
     for (const auto& route : routes()) {
       const ScopedRoute in_force(route);
       if (takes(route, c)) {
@@ -87,22 +83,23 @@ void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
     const auto inputs = make_inputs(c.sizes, options);
     const auto& s = c.sizes;
     const auto output_gradient = uniform({s.B, s.H, s.L, s.Dv}, options);
-    const auto expected = reference(inputs, c.options, output_gradient);
-    const auto leaves_of = [&](const ReferenceResult& result) {
+    const auto expected = dense_reference(inputs, c.options, {output_gradient});
+    const auto leaves_of = [&](const ReferenceResult& of) {
       Leaves leaves;
-      leaves.add(inputs.query.requires_grad_(), result.query_grad);
-      leaves.add(inputs.key.requires_grad_(), result.key_grad);
-      leaves.add(inputs.value.requires_grad_(), result.value_grad);
-      leaves.add(c.options.bias(), result.bias_grad);
-      leaves.add(c.options.sinks(), result.sinks_grad);
+      leaves.add(inputs.query.requires_grad_(), of.query_grad);
+      leaves.add(inputs.key.requires_grad_(), of.key_grad);
+      leaves.add(inputs.value.requires_grad_(), of.value_grad);
+      leaves.add(c.options.bias(), of.bias_grad);
+      leaves.add(c.options.sinks(), of.sinks_grad);
+      leaves.add(c.options.relative_bias(), of.relative_bias_grad);
+      leaves.add(c.options.alibi_slopes(), of.alibi_slopes_grad);
       return leaves;
     };
     const auto leaves = leaves_of(expected);
     const auto computed_in = dtype == at::kDouble ? at::kDouble : at::kFloat;
     const auto lse_gradient = uniform({s.B, s.H, s.L}, options.dtype(computed_in));
-    auto input_with_lse = reference_input(inputs, c.options, output_gradient);
-    input_with_lse.lse_gradient = lse_gradient;
-    const auto with_lse = leaves_of(reference_attention(input_with_lse));
+    const auto with_lse =
+        leaves_of(dense_reference(inputs, c.options, {output_gradient, lse_gradient}));
     const auto check = [&](const std::vector<at::Tensor>& results, const std::string& route,
                            const Leaves& leaves) {
       ASSERT_TRUE(is_close(results[0], expected.output, forward_tolerance(dtype, largest_score)))
@@ -111,8 +108,8 @@ void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
       if (results.size() > 1) gradients.push_back(lse_gradient);
       const auto actual = torch::autograd::grad(results, leaves.tensors, gradients);
       for (size_t i = 0; i < actual.size(); ++i) {
-        // Sums of up to H / G * L = 132 products of two rounded factors of size about 1. Bias and
-        // sinks have a dtype of their own, to which their gradients are rounded.
+        // Sums of up to H / G * L = 132 products of two rounded factors of size about 1. Biases,
+        // slopes and sinks have a dtype of their own, to which their gradients are rounded.
         const auto tolerance =
             16 * std::max(forward_tolerance(dtype, largest_score),
                           forward_tolerance(leaves.tensors[i].scalar_type(), largest_score));

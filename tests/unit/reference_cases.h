@@ -27,7 +27,8 @@ double forward_tolerance(at::ScalarType dtype, double largest_score = 0);
 void expect_outputs_of_reference(const std::vector<ReferenceCase>& cases,
                                  const at::TensorOptions& options, double largest_score = 0);
 
-/// They give its gradients too: of query, key, value, and of the bias and sinks that require them.
+/// They give its gradients too: of query, key, value, and of biases, slopes and sinks that require
+/// them.
 void expect_gradients_of_reference(const std::vector<ReferenceCase>& cases,
                                    const at::TensorOptions& options, double largest_score = 0);
 

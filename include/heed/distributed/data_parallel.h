@@ -9,6 +9,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@
 #include <vector>
 
 namespace c10d {
+class GradBucket;
 class Logger;
 class Reducer;
 }  // namespace c10d
@@ -41,6 +43,18 @@ struct HEED_API DataParallelOptions {
   /// The function given to `forward` should then return the loss, and must return a tensor that
   /// requires grad.
   TORCH_ARG(bool, find_unused_parameters) = false;
+};
+
+/// Options of `DataParallel::join`. All processes must give the same.
+struct HEED_API JoinOptions {
+  /// Whether gradients are divided by the number of all processes, so that each batch counts alike.
+  /// Otherwise they are divided by the number of processes that still have batches.
+  TORCH_ARG(bool, divide_by_initial_world_size) = true;
+  /// Called in a process that has no more batches, after each pass of the others; the parameters
+  /// then have the gradients that they have in the others. With `optimizer.step()` here, the
+  /// optimizer's state stays equal in all processes, and the optimizer may be a
+  /// `ZeroRedundancyOptimizer`, which all processes must call.
+  TORCH_ARG(std::function<void()>, step) = nullptr;
 };
 
 namespace detail {
@@ -99,8 +113,8 @@ void append_tensors(std::vector<at::Tensor>& tensors, const Value& value) {
 /// If the loss is a mean and all shares have the same size, the gradients are those of the whole
 /// batch. The parameters and buffers start with the values of rank 0; later, buffers are
 /// not synchronized. It works on c10d::Reducer, as Python's DistributedDataParallel does. All
-/// processes must run the same number of forward and backward passes. If a process ends, the
-/// backward pass of the others throws c10::DistError.
+/// processes must run the same number of forward and backward passes, except within `join`. If a
+/// process ends, the backward pass of the others throws c10::DistError.
 ///
 /// Only the backward pass of a result of `forward` is averaged, and only once: that of a result of
 /// the module itself, or a second one of the same result, throws c10::ValueError.
@@ -179,10 +193,42 @@ class HEED_API DataParallel {
   /// @endcode
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
+  /// Calls `train`, in which each process may have another number of batches. A process whose
+  /// `train` has returned answers the others with gradients of zero until all have returned.
+  /// Parameters and buffers of a process that had batches until the end are then copied to all.
+  ///
+  /// @code
+  /// auto step = [&] { optimizer.step(); };
+  /// parallel.join(
+  ///     [&] {
+  ///       for (const auto& batch : batches) {
+  ///         optimizer.zero_grad();
+  ///         parallel.forward(model, batch).square().mean().backward();
+  ///         step();
+  ///       }
+  ///     },
+  ///     heed::distributed::JoinOptions().step(step));
+  /// @endcode
+  ///
+  /// Without the option `step`, an optimizer with a state, such as a momentum, has another state in
+  /// each process afterwards, as with Python's DistributedDataParallel.join. Each forward pass that
+  /// is reduced must be followed by its backward pass. Apart from `step`, nothing in `train` may
+  /// use the group in another way: processes that have no more batches would not answer.
+  /// Throws what `train` or `step` throws, and closes the group: the others throw c10::DistError.
+  /// Throws c10::ValueError when processes give different options, when `train` is empty, when a
+  /// forward pass has no backward pass, and when join is called within join.
+  void join(const std::function<void()>& train, const JoinOptions& options = {});
+
  private:
   HEED_LOCAL void check_finished();
   HEED_LOCAL void check_watched() const;
   HEED_LOCAL void watch(const std::vector<std::pair<std::string, at::Tensor>>& parameters);
+  HEED_LOCAL at::Tensor counter(int64_t number) const;
+  HEED_LOCAL void announce_pass();
+  HEED_LOCAL void answer_pass();
+  HEED_LOCAL void take_gradients(const std::vector<c10d::GradBucket>& buckets,
+                                 const at::Tensor& used) const;
+  HEED_LOCAL bool answer_others();
   bool begin_forward();
   void end_forward(std::vector<at::Tensor> outputs);
 
@@ -194,12 +240,14 @@ class HEED_API DataParallel {
     const torch::autograd::Node* accumulator;  // of its gradient; the Reducer owns it
   };
 
+  std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
   DataParallelOptions options_;
   std::vector<Reduced> reduced_;
   std::shared_ptr<c10d::Reducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;  // the Reducer uses it, and does not own it
   bool sync_ = true;
+  const JoinOptions* join_ = nullptr;  // the options of join, while it runs
   struct HEED_LOCAL Passes;
   std::shared_ptr<Passes> passes_;
 };

@@ -79,7 +79,8 @@ Gradients gradients(const Problem& problem, uint64_t dropout_key, const BlockOut
                     const at::Tensor& of_lse) {
   const auto found =
       block_backward(problem, dropout_key, result, of_output.resolve_neg(), of_lse, wanted);
-  return {found.query, found.key, found.value, found.bias, found.sinks};
+  return {found.query, found.key,           found.value,       found.bias,
+          found.sinks, found.relative_bias, found.alibi_slopes};
 }
 
 at::Tensor lse_of(const BlockOutput& result) {

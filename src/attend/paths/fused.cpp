@@ -50,12 +50,17 @@ at::ScalarType bias_dtype(const at::Tensor& query) {
   return query.is_cpu() && dtype != at::kDouble ? at::kFloat : dtype;
 }
 
+/// Whether something besides mask, bias and causal hides keys or is added to scores.
+bool has_more_than_scores(const Problem& problem) {
+  return problem.alibi_slopes.defined() || problem.relative_bias.defined() ||
+         problem.has_window() || problem.documents.defined() || problem.has_lengths();
+}
+
 /// Whether the call can be passed to LibTorch as causal, without a mask. LibTorch multiplies the
 /// hidden scores, -inf, by the scale, which gives NaN unless the scale is above 0 in float32 too.
 bool passes_as_causal(const Problem& problem) {
-  return problem.causal && !problem.has_scores() && !problem.alibi_slopes.defined() &&
-         !problem.window && !problem.documents.defined() &&
-         problem.query_length() == problem.key_length() &&
+  const bool is_aligned = problem.top_left || problem.query_length() == problem.key_length();
+  return problem.causal && is_aligned && !problem.has_scores() && !has_more_than_scores(problem) &&
          problem.scale >= std::numeric_limits<float>::min();
 }
 
@@ -122,8 +127,8 @@ bool needs_no_copies(const Problem& problem) {
   const bool good_bias =
       !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
                                   !(problem.needs_grad() && problem.bias.requires_grad()));
-  return !problem.alibi_slopes.defined() && !problem.window && !problem.documents.defined() &&
-         !problem.has_lengths() && good_bias && (!problem.causal || passes_as_causal(problem)) &&
+  return !has_more_than_scores(problem) && problem.mask_batch == MaskBatch::each &&
+         !problem.block_mask && good_bias && (!problem.causal || passes_as_causal(problem)) &&
          problem.head_dim() == problem.value_head_dim();
 }
 

@@ -71,6 +71,11 @@ at::Tensor recorded_scores(const Problem& problem, at::Tensor scores, const at::
   return problem.sinks.defined() ? with_sinks(problem, scores) : scores;
 }
 
+/// Whether a bias, which may be -inf, is added to scores.
+bool has_bias(const Problem& problem) {
+  return problem.bias.defined() || problem.relative_bias.defined();
+}
+
 /// log(sum(exp(scores))); -inf with gradient 0 for a row that is all -inf.
 at::Tensor log_sum_exp(const at::Tensor& scores) {
   if (scores.size(-1) == 0) return scores.sum(-1).fill_(kHiddenScore);
@@ -84,7 +89,7 @@ at::Tensor log_sum_exp(const at::Tensor& scores) {
 at::Tensor recorded_weights(const Problem& problem, const at::Tensor& scores,
                             const at::Tensor& allowed) {
   // With sinks too a row can be all -inf, because a sink may be -inf.
-  const bool may_lack_keys = problem.bias.defined() || allowed.defined() || problem.sinks.defined();
+  const bool may_lack_keys = has_bias(problem) || allowed.defined() || problem.sinks.defined();
   // _safe_softmax returns 0 with gradient 0 for a row that is all -inf. Meta tensors lack it.
   auto weights =
       may_lack_keys && !scores.is_meta() ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
@@ -99,7 +104,7 @@ at::Tensor inplace_weights(const Problem& problem, at::Tensor scores, const at::
   if (added.defined()) scores.add_(added);
   if (allowed.defined()) scores.masked_fill_(allowed.bitwise_not(), kHiddenScore);
   at::Tensor keyless;
-  if (problem.bias.defined()) {
+  if (has_bias(problem)) {
     keyless = queries_without_keys(scores);
   } else if (allowed.defined()) {
     keyless = queries_without_keys(allowed);

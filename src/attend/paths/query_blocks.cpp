@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attend/paths/recorded.h"
+#include "attend/score_mask.h"
 #include "attend/sequences.h"
 #include "core/dtypes.h"
 #include "core/random_state.h"
@@ -40,7 +41,7 @@ struct Block {
 
 KeyRange keys_of(const Problem& problem, int64_t first, int64_t count) {
   const auto keys = problem.key_length();
-  if (problem.positions.defined()) return {0, keys};
+  if (problem.positions.defined() || problem.global_keys.defined()) return {0, keys};
   const KeyRange range{problem.visible_keys(first).first,
                        problem.visible_keys(first + count - 1).last};
   return range.empty() ? KeyRange{0, 1} : range;  // a block needs a key, even a hidden one
@@ -70,14 +71,23 @@ at::Tensor part_of(at::Tensor Problem::*member, const at::Tensor& tensor, const 
   if (member == &Problem::query) return queries(tensor, 2);
   if (member == &Problem::key || member == &Problem::value) return keys(tensor, 2);
   if (member == &Problem::mask || member == &Problem::bias) return keys(queries(tensor, 2), 3);
-  if (member == &Problem::documents || member == &Problem::positions) return queries(tensor, 1);
-  if (member == &Problem::key_documents) return keys(tensor, 1);
-  return tensor;  // one number for each head
+  for (const auto of_queries :
+       {&Problem::documents, &Problem::positions, &Problem::relative_rows, &Problem::global_rows}) {
+    if (member == of_queries) return queries(tensor, 1);
+  }
+  for (const auto of_keys :
+       {&Problem::key_documents, &Problem::relative_keys, &Problem::global_keys}) {
+    if (member == of_keys) return keys(tensor, 1);
+  }
+  return tensor;  // numbers for each head
 }
 
 Problem problem_of(const Problem& problem, const Block& block) {
   auto own = problem;
   for (const auto member : kProblemTensors) own.*member = part_of(member, problem.*member, block);
+  own.mask =
+      with_block_mask(own.mask, problem, {block.first, block.first + block.count}, block.keys);
+  own.block_mask.reset();
   auto place = problem.place();
   place.first_query += block.first;
   place.first_key += block.keys.first;

@@ -19,7 +19,8 @@
 //       wait for the turn of this block of keys;  dQ += gradients K  # turns.h, 1 product
 //     write scale * dK and dV / (1 - dropout)
 //   write scale * dQ
-//   if they are wanted: the gradient of a bias (bias_gradient.h), and of sinks
+//   if they are wanted: the gradients of a bias (bias_gradient.h), of sinks, and of what depends on
+//   distances (distance_gradients.h)
 //
 // The five products of a tile bound it: they take the multiply units. docs/kernels.md, Block.
 
@@ -168,14 +169,17 @@ void write_key_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
   write(scratch.value_gradients, pass.kept_scale(), pass.gradients.value);
 }
 
+/// Task `task`: the gradients of a block of keys, and what they add to those of queries.
 template <typename T, typename Operand>
-void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group, int64_t key_block,
-                         GradientTurns& turns, BackwardScratch<T, Operand>& scratch) {
+void key_block_gradients(const BackwardPass& pass, int64_t task, GradientTurns& turns,
+                         DistanceSums<T>& sums, BackwardScratch<T, Operand>& scratch) {
   const auto& layout = pass.layout;
   const auto& problem = pass.problem();
+  const auto [batch, group, key_block] = layout.key_task(task);
   const auto keys = layout.key_block(key_block);
   const auto count = keys.last - keys.first;
   pack_keys(pass, batch, group, keys, scratch);
+  sums.clear();
   std::fill_n(scratch.key_gradients.data(), count * padded(problem.head_dim()), T{0});
   std::fill_n(scratch.value_gradients.data(), count * padded(problem.value_head_dim()), T{0});
   const auto first = (batch * problem.groups() + group) * layout.blocks_per_group();
@@ -189,6 +193,9 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
     scratch.tile.set_rows(block);
     const bool sees = scratch.tile.set_keys(keys);
     if (sees) {
+      if (pass.distances.are_wanted()) {
+        sums.take_rows_of(scratch.tile, layout.heads_per_group());
+      }
       const auto rows = tile_rows(pass, block, scratch);
       tile_gradients(pass, rows, scratch);
       add_to_key_gradients(pass, rows, scratch);
@@ -199,6 +206,9 @@ void key_block_gradients(const BackwardPass& pass, int64_t batch, int64_t group,
     turns.pass_on(n, key_block);
   }
   write_key_gradients(pass, batch, group, keys, scratch);
+  if (!pass.distances.are_wanted() || !turns.wait_for_task(task)) return;
+  pass.distances.add(sums, batch, group * layout.heads_per_group());
+  turns.pass_on_task(task);
 }
 
 template <typename T>
@@ -224,11 +234,9 @@ void run(const BackwardPass& pass) {
   GradientTurns turns(layout);
   run_tasks(layout.tasks(), layout.threads(), [&](TaskQueue& queue) {
     BackwardScratch<T, Operand> scratch(layout);
-    for (int64_t n = 0; queue.next(n);) {
-      const auto task = layout.key_task(n);
-      turns.run([&] {
-        key_block_gradients(pass, task.batch, task.group, task.key_block, turns, scratch);
-      });
+    DistanceSums<T> sums(layout, pass.wanted);
+    for (int64_t task = 0; queue.next(task);) {
+      turns.run([&] { key_block_gradients(pass, task, turns, sums, scratch); });
     }
   });
   if (pass.query_sums.defined()) write_query_gradients<T>(pass);
@@ -239,7 +247,8 @@ void run_all(const BackwardPass& pass) {
   const auto& gradients = pass.gradients;
   compute_delta<T>(pass);
   if (pass.lse_gradient.defined()) pass.delta.sub_(pass.lse_gradient);
-  if (gradients.query.defined() || gradients.key.defined() || gradients.value.defined()) {
+  if (gradients.query.defined() || gradients.key.defined() || gradients.value.defined() ||
+      pass.distances.are_wanted()) {
     run<T, Operand>(pass);
   }
   if (gradients.bias.defined()) BiasGradient<T>(pass, gradients.bias).run();
@@ -280,9 +289,14 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
   gradients.value = allocate(problem.value, wanted[2]);
   if (wanted[3]) gradients.bias = at::empty(problem.bias.sizes(), problem.bias.options());
   const BlockLayout layout(problem, LayoutUse::backward);
-  BackwardPass pass{layout,    layout.score_format(dropout_key), forward, output_gradient,
-                    gradients, at::empty_like(forward.largest),  {},      lse_gradient};
   const auto computed_in = forward.largest.scalar_type();
+  const DistanceGradients distances(layout, wanted, computed_in);
+  BackwardPass pass{layout,    layout.score_format(dropout_key),
+                    forward,   output_gradient,
+                    gradients, at::empty_like(forward.largest),
+                    {},        lse_gradient,
+                    wanted,    distances};
+  pass.format.sums_distances = distances.are_wanted();
   if (wanted[0]) pass.query_sums = make_query_sums(problem, computed_in, gradients.query);
   if (computed_in == at::kDouble) {
     run_all<double>(pass);
@@ -293,6 +307,8 @@ BlockGradients block_backward(const Problem& problem, uint64_t dropout_key,
     run_all<float>(pass);
   }
   if (wanted[4]) gradients.sinks = sink_gradients(pass);
+  gradients.relative_bias = distances.relative_bias(computed_in);
+  gradients.alibi_slopes = distances.alibi_slopes(computed_in);
   return gradients;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/block/distance_gradients.h"
 #include "cpu/block/products.h"
 
 /// The gradients of a tile's scores, for the passes that need them (backward.cpp and
@@ -29,6 +30,8 @@ struct BackwardPass {
   at::Tensor delta;
   at::Tensor query_sums;           // [B, H, L, D padded]; gradients.query if that can hold them
   const at::Tensor& lse_gradient;  // [B, H, L], or undefined
+  const WantedGradients& wanted;
+  const DistanceGradients& distances;
 
   const Problem& problem() const { return layout.problem(); }
   double kept_scale() const { return 1 / (1 - problem().dropout); }

@@ -48,11 +48,6 @@ class BiasGradient {
   }
 
  private:
-  /// All indices where the bias is broadcast, else the one given.
-  KeyRange indices(int64_t dim, int64_t index, int64_t size) const {
-    return gradient_.size(dim) == 1 ? KeyRange{0, size} : KeyRange{index, index + 1};
-  }
-
   void sum_block(int64_t bias_batch, int64_t bias_head, int64_t query_block, KeyRange keys, T* sums,
                  BackwardScratch<T, T>& scratch) const {
     const auto& problem = pass_.problem();
@@ -63,9 +58,10 @@ class BiasGradient {
     const auto sum_rows = each_query ? last - first : 1;
     const auto width = keys.last - keys.first;
     std::fill_n(sums, sum_rows * width, T{0});
-    const auto batches = indices(0, bias_batch, problem.batch());
-    const auto heads = indices(1, bias_head, problem.heads());
-    for (auto batch = batches.first; batch < batches.last; ++batch) {
+    const auto heads =
+        gradient_.size(1) == 1 ? KeyRange{0, problem.heads()} : KeyRange{bias_head, bias_head + 1};
+    for (int64_t batch = 0; batch < problem.batch(); ++batch) {
+      if (problem.score_batch(gradient_, batch) != bias_batch) continue;
       int64_t packed_group = -1;
       for (auto head = heads.first; head < heads.last; ++head) {
         const auto group = head / pass_.layout.heads_per_group();
@@ -100,6 +96,7 @@ class BiasGradient {
   /// is added, and hidden scores have gradients of 0, because whole tiles are summed.
   static BackwardPass of_bias(BackwardPass pass) {
     pass.format.through_softcap = false;
+    pass.format.sums_distances = false;
     pass.format.clears_all = true;
     return pass;
   }

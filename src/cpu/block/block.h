@@ -48,7 +48,7 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
 
 /// The gradients of a problem, in the order of kProblemTensors.
 struct BlockGradients {
-  at::Tensor query, key, value, bias, sinks;
+  at::Tensor query, key, value, bias, sinks, relative_bias, alibi_slopes;
 };
 
 /// `lse_gradient` [B, H, L] is undefined unless the log of the sum was used.

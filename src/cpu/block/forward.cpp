@@ -230,7 +230,8 @@ BlockOutput block_forward(const Problem& problem, uint64_t dropout_key, BlockUse
   const bool with_weights = use == BlockUse::weights;
   if (with_weights) {
     result.weights = empty_on_cpu({batch, heads, length, problem.key_length()}, dtype);
-    if (problem.causal || problem.window) result.weights.zero_();  // tiles have no other keys
+    const bool leaves_out = problem.hides_by_distance() || problem.padded();
+    if (leaves_out) result.weights.zero_();  // tiles have no other keys
   }
   const BlockLayout layout(problem, with_weights ? LayoutUse::whole_rows : LayoutUse::forward);
   if (dtype == at::kDouble) {

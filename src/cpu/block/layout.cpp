@@ -68,13 +68,32 @@ double least_cost(const Problem& problem) {
 
 bool costs_fall(const Problem& problem) { return least_cost(problem) < 0.5; }
 
-/// The element of `scores` where the row (batch, head, query) begins. Dimensions of size 1 are
-/// broadcast.
-int64_t offset(const at::Tensor& scores, int64_t batch, int64_t head, int64_t query) {
-  const auto in_dim = [&](int64_t dim, int64_t i) {
-    return scores.size(dim) == 1 ? 0 : i * scores.stride(dim);
-  };
-  return in_dim(0, batch) + in_dim(1, head) + in_dim(2, query);
+/// Where the rows of a bias begin in memory.
+struct BiasRows {
+  BiasRows(const Problem& problem, int64_t batch) {
+    const auto& bias = problem.bias;
+    if (!bias.defined()) return;
+    const auto item = static_cast<int64_t>(bias.element_size());
+    const auto stride = [&](int64_t dim) {
+      return bias.size(dim) == 1 ? 0 : bias.stride(dim) * item;
+    };
+    data = static_cast<const char*>(bias.const_data_ptr()) +
+           problem.score_batch(bias, batch) * bias.stride(0) * item;
+    head_stride = stride(1);
+    query_stride = stride(2);
+  }
+  const void* at(int64_t head, int64_t query) const {
+    return data == nullptr ? nullptr : data + head * head_stride + query * query_stride;
+  }
+  const char* data = nullptr;
+  int64_t head_stride = 0, query_stride = 0;  // in bytes
+};
+
+/// Row b of a contiguous tensor [B or 1, n], or null if it is undefined.
+template <typename T>
+const T* row_of_batch(const at::Tensor& tensor, int64_t b) {
+  if (!tensor.defined()) return nullptr;
+  return tensor.const_data_ptr<T>() + (tensor.size(0) == 1 ? 0 : b * tensor.size(1));
 }
 
 }  // namespace
@@ -89,7 +108,7 @@ ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {
 ScopedBlockSizes::~ScopedBlockSizes() { block_sizes = previous_; }
 
 BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
-    : problem_(problem), shown_keys_(problem), use_(use) {
+    : problem_(problem), shown_keys_(problem), relative_(problem), use_(use) {
   const auto columns = problem.head_dim() + problem.value_head_dim();
   const auto products = use == LayoutUse::backward ? 2 * columns + problem.head_dim() : columns;
   threads = useful_threads(multiply_adds(problem, products), threads);
@@ -103,14 +122,19 @@ BlockLayout::BlockLayout(const Problem& problem, LayoutUse use, int64_t threads)
     block_keys_ = std::min(block_keys_, block_sizes.keys);
   }
   split_queries(most_rows, use == LayoutUse::backward ? 1 : threads);
-  if (use == LayoutUse::backward) split_keys(threads);
-  few_blocks_ = task_blocks() < 8 * threads;
+  // The sums of DistanceGradients follow the tasks and their order, which must then not depend on
+  // the number of threads.
+  constexpr int64_t kThreadsOfSums = 4;
+  const bool sums_distances = problem.relative_bias.defined() || problem.alibi_slopes.defined();
+  const bool in_fixed_order = use == LayoutUse::backward && sums_distances;
+  const auto split_for = in_fixed_order ? kThreadsOfSums : threads;
+  if (use == LayoutUse::backward) split_keys(split_for);
+  few_blocks_ = task_blocks() < 8 * split_for;
   threads_ = busy_threads(threads);
+  groups_at_once_ = in_fixed_order ? kThreadsOfSums : threads_;
   if (use != LayoutUse::backward) make_query_tasks();
   if (problem.alibi_slopes.defined()) {
-    const auto slopes = problem.alibi_slopes.to(at::kDouble);
-    alibi_slopes_.assign(slopes.const_data_ptr<double>(),
-                         slopes.const_data_ptr<double>() + slopes.numel());
+    alibi_slopes_ = problem.alibi_slopes.to(at::kDouble).contiguous();
   }
 }
 
@@ -212,7 +236,7 @@ RowBlock BlockLayout::query_block(int64_t n) const {
 BlockLayout::KeyTask BlockLayout::key_task(int64_t n) const {
   // The first keys come first, because the most queries see them.
   const auto groups = problem_.batch() * problem_.groups();
-  const auto most = few_blocks_ ? groups : shown_keys_.mask_varies() ? threads_ : 1;
+  const auto most = few_blocks_ ? groups : shown_keys_.mask_varies() ? groups_at_once_ : 1;
   const auto first = n / (most * key_blocks()) * most;
   const auto together = std::min(most, groups - first);
   n -= first * key_blocks();
@@ -271,15 +295,13 @@ KeyRange BlockLayout::seen_of(const RowBlock& block, KeyRange keys) const {
 }
 
 void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
-  const auto& bias = problem_.bias;
-  const auto* bias_data =
-      bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) : nullptr;
-  const auto* documents = shown_keys_.documents(block.batch);
-  const auto* key_documents = shown_keys_.key_documents(block.batch);
+  const auto b = block.batch;
+  const BiasRows bias(problem_, b);
+  const auto* documents = shown_keys_.documents(b);
+  const auto* slopes = row_of_batch<double>(alibi_slopes_, b);
   const auto place = problem_.place();
-  const auto query_count = problem_.query_count(block.batch);
-  const auto key_count = problem_.key_count(block.batch);
-  const auto position_of_first = problem_.position(block.batch, 0);
+  const auto query_count = problem_.query_count(b), key_count = problem_.key_count(b);
+  const auto position_of_first = problem_.position(b, 0);
   for (int64_t r = 0; r < block.rows(); ++r) {
     const auto head = block.first_head + r / block.queries;
     const auto query = block.first_query + r % block.queries;
@@ -289,15 +311,22 @@ void BlockLayout::describe_rows(const RowBlock& block, QueryRow* rows) const {
         query < query_count ? problem_.keys_near(row.position, key_count) : KeyRange{0, 0};
     row.first_key = range.first;
     row.last_key = range.last;
-    row.mask = shown_keys_.mask(block.batch, head, query);
-    row.key_documents = key_documents;
+    row.mask = shown_keys_.mask(b, head, query);
+    row.mask_key = 0;
+    row.global = shown_keys_.global(b, query);
+    if (row.global != nullptr) {
+      const auto window = problem_.window_at(row.position, key_count);
+      row.window_first = window.first;
+      row.window_last = window.last;
+    }
+    row.key_documents = shown_keys_.key_documents(b);
     row.document = documents == nullptr ? 0 : documents[query];
-    row.bias = bias_data == nullptr
-                   ? nullptr
-                   : bias_data + offset(bias, block.batch, head, query) * bias.element_size();
-    row.head = static_cast<uint32_t>(block.batch * place.heads + place.first_head + head);
+    row.bias = bias.at(head, query);
+    row.head = static_cast<uint32_t>(b * place.heads + place.first_head + head);
     row.index = static_cast<uint32_t>(place.first_query + query);
-    row.alibi_slope = alibi_slopes_.empty() ? 0.0 : alibi_slopes_[static_cast<size_t>(head)];
+    row.alibi_slope = slopes == nullptr ? 0.0 : slopes[head];
+    relative_.describe(b, head, query, row);
+    row.relative_sums = row.slope_sum = nullptr;
   }
 }
 
@@ -307,8 +336,9 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
     format.bias_stride = problem_.bias.stride(3);
     format.bias_type = element_type(problem_.bias);
   }
-  format.changes_scores =
-      problem_.softcap > 0 || problem_.alibi_slopes.defined() || problem_.bias.defined();
+  format.changes_scores = problem_.softcap > 0 || problem_.alibi_slopes.defined() ||
+                          problem_.bias.defined() || relative_.defined();
+  if (relative_.defined()) format.relative_reach = relative_.reach();
   format.softcap = problem_.softcap;
   format.through_softcap = true;
   format.dropout.key = dropout_key;

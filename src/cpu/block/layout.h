@@ -10,6 +10,7 @@
 
 #include "core/ceil_div.h"
 #include "cpu/block/block.h"
+#include "cpu/block/relative_table.h"
 #include "cpu/capability.h"
 #include "cpu/key_pages.h"
 #include "cpu/shown_keys.h"
@@ -98,6 +99,7 @@ class BlockLayout {
   /// How many threads the tasks keep busy; more threads would not finish them sooner.
   int64_t threads() const { return threads_; }
   const ShownKeys& shown_keys() const { return shown_keys_; }
+  const RelativeTable& relative() const { return relative_; }
   /// Whether mask or documents hide anything.
   bool hides() const { return shown_keys_.hides(); }
   int64_t heads_per_group() const { return problem_.heads() / problem_.groups(); }
@@ -168,13 +170,15 @@ class BlockLayout {
 
   const Problem& problem_;
   const ShownKeys shown_keys_;
+  const RelativeTable relative_;
   const LayoutUse use_;
   int64_t threads_;
+  int64_t groups_at_once_;  // whose blocks of keys are neighboring tasks, if a mask varies
   int64_t block_heads_, block_queries_, blocks_per_group_, block_keys_;
   bool few_blocks_;
   bool costly_first_ = false, keeps_keys_ = false;
   std::vector<int64_t> first_blocks_;  // of each task of the forward pass, and the end of the last
-  std::vector<double> alibi_slopes_;   // [H], or empty
+  at::Tensor alibi_slopes_;            // float64 [B or 1, H], or undefined
 };
 
 /// A matrix whose row r begins at data + r * row.

@@ -22,8 +22,13 @@
 namespace heed::detail {
 
 inline bool sees(const QueryRow& row, int64_t key) {
-  return key >= row.first_key && key < row.last_key &&
-         (row.mask == nullptr || (row.mask[key / kKeysOfBits] >> (key % kKeysOfBits) & 1U) != 0) &&
+  const auto has = [](const uint64_t* bits, int64_t bit) {
+    return (bits[bit / kKeysOfBits] >> (bit % kKeysOfBits) & 1U) != 0;
+  };
+  const bool in_window = row.global == nullptr || has(row.global, key) ||
+                         (key >= row.window_first && key < row.window_last);
+  return key >= row.first_key && key < row.last_key && in_window &&
+         (row.mask == nullptr || has(row.mask, key - row.mask_key)) &&
          (row.key_documents == nullptr || row.key_documents[key] == row.document);
 }
 

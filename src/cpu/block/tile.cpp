@@ -18,32 +18,12 @@
 
 namespace heed::detail {
 
-namespace {
-
-/// The word of bits [start, start + 64) in which bits [first, last) are 1.
-uint64_t bits_between(int64_t first, int64_t last, int64_t start) {
-  first = std::max<int64_t>(first - start, 0);
-  last = std::min(last - start, kCellsOfBits);
-  if (first >= last) return 0;
-  return first_bits(last - first) << first;
-}
-
-/// The cells that columns [first, last) touch (`any`) and cover (`all`): word `word` of their
-/// bits.
-CellBits cells_between(int64_t first, int64_t last, int64_t word) {
-  if (first >= last) return {};
-  const auto start = word * kCellsOfBits;
-  return {bits_between(first / kCellKeys, ceil_div(last, kCellKeys), start),
-          bits_between(ceil_div(first, kCellKeys), last / kCellKeys, start)};
-}
-
-}  // namespace
-
 bool Tile::set_keys(KeyRange keys) {
   keys_ = keys;
   words_ = ceil_div(ceil_div(width(), kCellKeys), kCellsOfBits);
   strips_.assign(static_cast<size_t>(ceil_div(block_.rows(), kStripRows) * words_), 0);
   if (!cells_.empty()) look_at_cells();
+  if (!key_bits_.empty()) copy_key_bits();
   whole_ = true;
   unhidden_strips_ = 0;
   uint64_t any = 0;
@@ -51,7 +31,7 @@ bool Tile::set_keys(KeyRange keys) {
     const auto strip = row / kStripRows;
     bool unhidden = true;
     for (int64_t word = 0; word < words_; ++word) {
-      const auto existing = cells_between(0, width(), word);
+      const auto existing = cells_between(0, width(), word * kCellsOfBits);
       const auto seen = cells_of(row, std::min(row + kStripRows, block_.rows()), word);
       strips_[static_cast<size_t>(strip * words_ + word)] = seen.any;
       any |= seen.any;
@@ -66,7 +46,7 @@ bool Tile::set_keys(KeyRange keys) {
 /// The cells of which some of these rows may see a key (`any`), and of which all of these rows see
 /// all keys that exist (`all`): word `word` of their bits.
 CellBits Tile::cells_of(int64_t first_row, int64_t last_row, int64_t word) const {
-  const auto existing = cells_between(0, width(), word).any;
+  const auto existing = cells_between(0, width(), word * kCellsOfBits).any;
   const bool all_in_range = seen_by_all_.first <= keys_.first && seen_by_all_.last >= keys_.last;
   if (all_in_range && cells_.empty()) return {existing, existing};
   CellBits of_rows = {0, existing};
@@ -76,7 +56,8 @@ CellBits Tile::cells_of(int64_t first_row, int64_t last_row, int64_t word) const
       const auto columns = both({row(r).first_key, row(r).last_key}, keys_);
       // The last cell may have fewer keys: a row that sees the last key sees it to its end.
       const auto last = columns.last == keys_.last ? padded(width()) : columns.last - keys_.first;
-      seen = cells_between(columns.first - keys_.first, columns.empty() ? 0 : last, word);
+      seen = cells_between(columns.first - keys_.first, columns.empty() ? 0 : last,
+                           word * kCellsOfBits);
     }
     if (!cells_.empty()) {
       const auto& bits = cells_[static_cast<size_t>(r * words_ + word)];
@@ -100,6 +81,21 @@ void Tile::look_at_cells() {
       layout_.shown_keys().cells(block_.batch, block_.first_head + h, queries, first + cell,
                                  std::min(count - cell, kCellsOfBits), of_head + word, words_);
     }
+  }
+}
+
+void Tile::copy_key_bits() {
+  const auto first = keys_.first / kKeysOfBits;
+  const KeyRange queries{block_.first_query, block_.first_query + block_.queries};
+  for (int64_t h = 0; h < block_.heads; ++h) {
+    layout_.shown_keys().key_bits(block_.batch, block_.first_head + h, queries,
+                                  {first, ceil_div(keys_.last, kKeysOfBits)},
+                                  key_bits_.data() + h * block_.queries * row_words_, row_words_);
+  }
+  for (int64_t r = 0; r < block_.rows(); ++r) {
+    auto& row = rows_[static_cast<size_t>(r)];
+    row.mask = key_bits_.data() + r * row_words_;
+    row.mask_key = first * kKeysOfBits;
   }
 }
 

@@ -37,7 +37,10 @@ class Tile {
   explicit Tile(const BlockLayout& layout)
       : layout_(layout),
         rows_(static_cast<size_t>(layout.block_rows())),
-        cells_(static_cast<size_t>(layout.hides() ? layout.block_rows() * words_of(layout) : 0)) {}
+        cells_(static_cast<size_t>(layout.hides() ? layout.block_rows() * words_of(layout) : 0)),
+        row_words_(ceil_div(layout.block_keys(), kKeysOfBits) + 1),
+        key_bits_(static_cast<size_t>(
+            layout.shown_keys().has_block_mask() ? layout.block_rows() * row_words_ : 0)) {}
 
   void set_rows(const RowBlock& block) {
     block_ = block;
@@ -52,6 +55,11 @@ class Tile {
   bool set_keys(KeyRange keys);
 
   const RowBlock& block() const { return block_; }
+  /// Calls visit(r, row) for each row, which it may change.
+  template <typename Visit>
+  void for_each_row(const Visit& visit) {
+    for (int64_t r = 0; r < block_.rows(); ++r) visit(r, rows_[static_cast<size_t>(r)]);
+  }
   const QueryRow& row(int64_t r) const { return rows_[static_cast<size_t>(r)]; }
   KeyRange keys() const { return keys_; }
   int64_t width() const { return keys_.last - keys_.first; }
@@ -127,6 +135,8 @@ class Tile {
     return ceil_div(ceil_div(layout.block_keys(), kCellKeys), kCellsOfBits);
   }
   void look_at_cells();
+  /// Lets the rows' masks point to the bits of the tile's keys.
+  void copy_key_bits();
   CellBits cells_of(int64_t first_row, int64_t last_row, int64_t word) const;
   const std::vector<DepthRun>& column_runs(const uint64_t* strip, KeyRange columns);
   /// A bit for each strip: whether it computes the cell.
@@ -154,6 +164,9 @@ class Tile {
   KeyRange seen_by_all_{};  // keys that every row sees by causal, window and lengths
   std::vector<QueryRow> rows_;
   std::vector<CellBits> cells_;  // [rows, words]; empty unless mask or documents hide something
+  // [rows, row_words_]: a bit for each of the tile's keys; empty without a block mask
+  const int64_t row_words_;
+  std::vector<uint64_t> key_bits_;
   int64_t words_ = 0;
   std::vector<uint64_t> strips_;  // [strips, words]: the cells that are computed
   std::vector<DepthRun> runs_;

@@ -20,7 +20,8 @@
 ///   key block 1         q3   q2   q1       order, so each task follows the one before it.
 ///   key block 2              q3   q2
 ///
-/// Threads wait by yielding in a loop. docs/kernels.md, Block ("Memory").
+/// What a task sums for all queries, DistanceGradients, it adds when it is done, in the order of
+/// the tasks. Threads wait by yielding in a loop. docs/kernels.md, Block ("Memory").
 
 namespace heed::detail {
 
@@ -59,6 +60,16 @@ class GradientTurns {
     next_[static_cast<size_t>(block)].store(seen_from(block, key_block + 1),
                                             std::memory_order_release);
   }
+  /// Waits until all tasks before this one have passed on their turn, and returns true; false if a
+  /// task has thrown.
+  bool wait_for_task(int64_t task) const {
+    while (next_task_.load(std::memory_order_acquire) != task) {
+      if (is_over_.load(std::memory_order_relaxed)) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+  void pass_on_task(int64_t task) { next_task_.store(task + 1, std::memory_order_release); }
 
  private:
   /// The first block of keys from `key_block` on of which block n of queries may see a key.
@@ -75,6 +86,7 @@ class GradientTurns {
 
   const BlockLayout& layout_;
   std::vector<std::atomic<int64_t>> next_;
+  std::atomic<int64_t> next_task_{0};
   std::atomic<bool> is_over_{false};
 };
 

@@ -238,9 +238,8 @@ class Worker {
   /// Sets the bits of `seen_` for the keys that each row sees. Returns false if all rows see all.
   bool look(int64_t b, int64_t g, KeyRange keys) {
     const auto all = first_bits(keys.last - keys.first);
-    // If the mask is the same for all heads, so is what they see: the first head is copied.
-    const bool of_heads = plan_.mask.defined() && plan_.mask.stride(1) != 0;
-    const auto own_rows = of_heads ? plan_.rows : plan_.problem.query_length();
+    // If masks are the same for all heads, so is what they see: the first head is copied.
+    const auto own_rows = plan_.heads_differ() ? plan_.rows : plan_.problem.query_length();
     bool hides = false;
     for (int64_t row = 0; row < plan_.rows; ++row) {
       auto& seen = seen_[static_cast<size_t>(row)];
@@ -251,18 +250,49 @@ class Worker {
     return hides;
   }
 
-  /// Fills `added_` [rows, kDecodeBlock] with bias - slope * distance, to be added to the scores.
+  /// Fills `added_` [rows, kDecodeBlock] with what is to be added to the scores.
   void fill_added(int64_t b, int64_t g, KeyRange keys) {
     for (int64_t row = 0; row < plan_.rows; ++row) {
-      const auto h = plan_.head(g, row), i = plan_.position(row);
       float* added = added_.data() + row * kDecodeBlock;
-      const float* bias = plan_.bias.defined() ? row_address<float>(plan_.bias, b, h, i) : nullptr;
-      const float slope = plan_.alibi_slopes == nullptr ? 0.0F : plan_.alibi_slopes[h];
-      const auto position = plan_.problem.position(b, i);
-      for (auto key = keys.first; key < keys.last; ++key, ++added) {
-        const float score = bias == nullptr ? 0.0F : bias[key * plan_.bias.stride(3)];
-        *added = score - slope * static_cast<float>(std::abs(position - key));
+      std::fill_n(added, keys.last - keys.first, 0.0F);
+      add_bias(b, plan_.head(g, row), plan_.position(row), keys, added);
+      add_distances(b, plan_.head(g, row), plan_.position(row), keys, added);
+    }
+  }
+
+  void add_bias(int64_t b, int64_t h, int64_t i, KeyRange keys, float* added) const {
+    const auto& bias = plan_.bias;
+    if (!bias.defined()) return;
+    const auto* row = row_address<float>(bias, plan_.problem.score_batch(bias, b), h, i);
+    for (auto key = keys.first; key < keys.last; ++key) *added++ += row[key * bias.stride(3)];
+  }
+
+  /// Adds what depends on the distance of keys and query i of head h: ALiBi and relative biases.
+  void add_distances(int64_t b, int64_t h, int64_t i, KeyRange keys, float* added) const {
+    const auto& problem = plan_.problem;
+    const auto position = problem.position(b, i);
+    if (const auto& slopes = problem.alibi_slopes; slopes.defined()) {
+      const auto slope =
+          slopes.const_data_ptr<float>()[(slopes.size(0) == 1 ? 0 : b * slopes.size(1)) + h];
+      for (auto key = keys.first; key < keys.last; ++key) {
+        added[key - keys.first] -= slope * static_cast<float>(std::abs(position - key));
       }
+    }
+    const auto& table = problem.relative_bias;
+    if (!table.defined()) return;
+    const auto reach = table.size(1) / 2;
+    const auto* middle = table.const_data_ptr<float>() + h * table.size(1) + reach;
+    const auto* of_keys =
+        plan_.relative_keys.defined()
+            ? plan_.relative_keys.const_data_ptr<int64_t>() + b * plan_.relative_keys.stride(0)
+            : nullptr;
+    const auto of_row =
+        of_keys == nullptr
+            ? position
+            : plan_.relative_rows.const_data_ptr<int64_t>()[b * plan_.relative_rows.stride(0) + i];
+    for (auto key = keys.first; key < keys.last; ++key) {
+      const auto apart = (of_keys == nullptr ? key : of_keys[key]) - of_row;
+      added[key - keys.first] += middle[std::clamp(apart, -reach, reach)];
     }
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/block_mask.h"
 #include "core/ceil_div.h"
 #include "core/dtypes.h"
 #include "cpu/capability.h"
@@ -27,17 +28,22 @@ namespace {
 
 constexpr int64_t kBlockBytes = 1 << 18;  // of keys and values: two blocks stay in a core's cache
 
-/// A mask or bias expanded to [B, H, L, S] without a copy, or undefined.
+/// A mask or bias expanded to [n, H, L, S] without a copy, or undefined. n is B, unless the batches
+/// of a call share n < B of them.
 at::Tensor expand(const Problem& problem, const at::Tensor& scores) {
   if (!scores.defined()) return {};
-  return scores.expand(
-      {problem.batch(), problem.heads(), problem.query_length(), problem.key_length()});
+  const auto batches = scores.size(0) == 1 ? problem.batch() : scores.size(0);
+  return scores.expand({batches, problem.heads(), problem.query_length(), problem.key_length()});
+}
+
+/// Numbers of each query [B, L] or each key [B, S], with contiguous rows, or undefined.
+at::Tensor expand_rows(const Problem& problem, const at::Tensor& numbers) {
+  return numbers.defined() ? numbers.contiguous().expand({problem.batch(), -1}) : at::Tensor();
 }
 
 /// Documents as int64 [B, L] of queries or [B, S] of keys, or undefined.
 at::Tensor expand_ids(const Problem& problem, const at::Tensor& ids) {
-  if (!ids.defined()) return {};
-  return ids.to(at::kLong).contiguous().expand({problem.batch(), -1});
+  return expand_rows(problem, ids.defined() ? ids.to(at::kLong) : ids);
 }
 
 /// Cuts a group's H / G * L rows into strips. If 3 rows would be left of strips of 4, an idle row
@@ -86,7 +92,10 @@ DecodePlan::DecodePlan(const Problem& p)
       key_documents(expand_ids(p, p.key_documents)),
       bias(expand(p, p.bias.defined() ? p.bias.to(at::kFloat) : p.bias)),
       sinks(p.sinks.defined() ? p.sinks.contiguous() : p.sinks),
-      alibi_slopes(p.alibi_slopes.defined() ? p.alibi_slopes.const_data_ptr<float>() : nullptr),
+      global_rows(expand_rows(p, p.global_rows)),
+      global_keys(expand_rows(p, p.global_keys)),
+      relative_rows(expand_rows(p, p.relative_rows)),
+      relative_keys(expand_rows(p, p.relative_keys)),
       kernels(kernels_of(p)),
       rows(p.heads() / p.groups() * p.query_length()),
       strips(row_strips(rows)),
@@ -101,11 +110,16 @@ DecodePlan::DecodePlan(const Problem& p)
       std::clamp(kBlockBytes / key_bytes / kDecodeCell * kDecodeCell, kDecodeCell, kDecodeBlock);
 }
 
+bool DecodePlan::heads_differ() const {
+  return (mask.defined() && mask.stride(1) != 0) ||
+         (problem.block_mask && problem.block_mask->sizes()[1] > 1);
+}
+
 bool DecodePlan::may_hide(int64_t b, KeyRange block) const {
   const auto first = problem.visible_keys(b, 0);
   const auto last = problem.visible_keys(b, problem.query_length() - 1);
-  return mask.defined() || documents.defined() || last.first > block.first ||
-         std::min(first.last, last.last) < block.last;
+  return mask.defined() || problem.block_mask || documents.defined() || has_global() ||
+         last.first > block.first || std::min(first.last, last.last) < block.last;
 }
 
 int64_t DecodePlan::block_of(KeyRange keys) const {
@@ -122,10 +136,20 @@ uint64_t DecodePlan::seen_keys(int64_t b, int64_t h, int64_t i, KeyRange keys) c
   const auto range = both(problem.visible_keys(b, i), keys);
   if (range.empty()) return 0;
   auto seen = first_bits(range.last - range.first) << (range.first - keys.first);
+  const auto shown = [&](const bool* from, int64_t stride) {
+    return instruction_set().scores.shown_keys(from + keys.first * stride, stride,
+                                               keys.last - keys.first);
+  };
   if (mask.defined()) {
-    const auto stride = mask.stride(3);
-    seen &= instruction_set().scores.shown_keys(
-        row_address<bool>(mask, b, h, i) + keys.first * stride, stride, keys.last - keys.first);
+    seen &= shown(row_address<bool>(mask, problem.score_batch(mask, b), h, i), mask.stride(3));
+  }
+  if (has_global() && !global_rows.const_data_ptr<bool>()[b * global_rows.stride(0) + i]) {
+    const auto window = problem.window_at(problem.position(b, i), problem.key_count(b));
+    seen &= bits_between(window.first, window.last, keys.first) |
+            shown(global_keys.const_data_ptr<bool>() + b * global_keys.stride(0), 1);
+  }
+  if (problem.block_mask) {
+    seen &= problem.block_mask->bits().keys(b, h, i, keys.first, keys.last - keys.first);
   }
   if (!documents.defined()) return seen;
   const auto at = [b](const at::Tensor& ids, int64_t n) {
@@ -143,8 +167,9 @@ Splits DecodePlan::make_splits() const {
   const auto differ = [](const at::Tensor& tensor) {
     return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
   };
-  const bool same =
-      !problem.padded() && !differ(mask) && !differ(documents) && !differ(key_documents);
+  const bool same = !problem.padded() && !differ(mask) && !differ(documents) &&
+                    !differ(key_documents) && !differ(global_rows) && !differ(global_keys) &&
+                    !(problem.block_mask && problem.block_mask->sizes()[0] > 1);
   std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
   for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
   constexpr int64_t kReading = 2;  // reading keys and values costs as much as the products
@@ -155,7 +180,7 @@ Splits DecodePlan::make_splits() const {
 
 KeyRange DecodePlan::keys_of(int64_t b) const {
   auto keys = problem.visible_keys(b, 0, problem.query_length());
-  const bool looks = mask.defined() || documents.defined();
+  const bool looks = mask.defined() || problem.block_mask || documents.defined() || has_global();
   while (looks && !keys.empty()) {
     const KeyRange block{keys.first, std::min(keys.first + kDecodeBlock, keys.last)};
     if (are_seen(b, block)) break;
@@ -170,7 +195,7 @@ KeyRange DecodePlan::keys_of(int64_t b) const {
 }
 
 bool DecodePlan::are_seen(int64_t b, KeyRange block) const {
-  const auto heads = mask.defined() && mask.stride(1) != 0 ? problem.heads() : 1;
+  const auto heads = heads_differ() ? problem.heads() : 1;
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t i = 0; i < problem.query_length(); ++i) {
       if (seen_keys(b, h, i, block) != 0) return true;

@@ -27,9 +27,14 @@ struct DecodePlan {
   }
   int64_t position(int64_t row) const { return row % problem.query_length(); }
   /// @}
+  /// Whether masks may show different keys to different heads.
+  bool heads_differ() const;
   /// Whether some keys of `block` may be hidden from a query of sequence b.
   bool may_hide(int64_t b, KeyRange block) const;
-  bool adds() const { return bias.defined() || alibi_slopes != nullptr; }
+  bool adds() const {
+    return bias.defined() || problem.alibi_slopes.defined() || problem.relative_bias.defined();
+  }
+  bool has_global() const { return problem.global_keys.defined(); }
 
   /// The address of a key in `tensor`, which is the problem's key, value or their scales.
   template <typename T = char>
@@ -51,7 +56,8 @@ struct DecodePlan {
 
   const Problem& problem;
   at::Tensor query, mask, documents, key_documents, bias, sinks;
-  const float* alibi_slopes;  // [H], or null
+  at::Tensor global_rows, global_keys;      // bool [B, L] and [B, S], or undefined
+  at::Tensor relative_rows, relative_keys;  // int64 [B, L] and [B, S], or undefined
   const DecodeKernelsOf& kernels;
   int64_t rows;                   // query rows of a group: H / G * L
   std::vector<int64_t> strips;    // the rows of each strip

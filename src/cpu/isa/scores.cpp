@@ -384,6 +384,12 @@ void backward_row(const ScoreTile<T>& tile, int64_t r, const StripVectors<T>* st
     clear_hidden(tile, r, range, row);
     clear_hidden(tile, r, range, gradients);
   }
+  if (tile.format.sums_distances) {
+    for_each_seen(tile, r, range, [&](const Span& span) {
+      add_to_relative_sums(tile, tile.rows[r], span, gradients);
+      add_to_slope_sum(tile, tile.rows[r], span, gradients);
+    });
+  }
   if (!through_softcap) return;
   for_each_seen(tile, r, range, [&](const Span& span) {
     for (int64_t column = span.first; column < span.last; ++column) {

@@ -25,14 +25,25 @@ constexpr int64_t kKeysOfBits = 64;
 
 /// One query: which keys it sees, and what is added to its scores.
 struct QueryRow {
-  int64_t first_key, last_key;   ///< causal, window and lengths let it see [first_key, last_key)
-  const uint64_t* mask;          ///< a bit for each key, 0 if it is hidden; null: no mask
-  const int64_t* key_documents;  ///< of all keys, from key 0 on; null: no documents
-  int64_t document;              ///< of the query, which sees only keys of the same document
-  const void* bias;              ///< of all keys, from key 0 on; null: no bias
-  uint32_t head, index;          ///< b * H + h and i, which determine its random numbers
-  int64_t position;              ///< of the query among the keys
-  double alibi_slope;            ///< scores get -slope * |position - key|; 0: no ALiBi
+  int64_t first_key, last_key;  ///< causal, windows and lengths let it see [first_key, last_key)
+  const uint64_t* mask;         ///< a bit for each key, 0 if it is hidden; null: no mask
+  int64_t mask_key = 0;         ///< the key of the mask's first bit, a multiple of kKeysOfBits
+  const uint64_t* global;  ///< a bit for each key, 1 if windows do not hide it; null: none does
+  int64_t window_first, window_last;  ///< the keys of its window, if there are global ones
+  const int64_t* key_documents;       ///< of all keys, from key 0 on; null: no documents
+  int64_t document;                   ///< of the query, which sees only keys of the same document
+  const void* bias;                   ///< of all keys, from key 0 on; null: no bias
+  uint32_t head, index;               ///< b * H + h and i, which determine its random numbers
+  int64_t position;                   ///< of the query among the keys
+  double alibi_slope;                 ///< scores get -slope * |position - key|; 0: no ALiBi
+  const void* relative_bias;          ///< [2 R + 1] in the type of the scores; null: none
+  /// Scores get element clamp(key's relative position - relative_position, -R, R) + R.
+  int64_t relative_position;
+  const int64_t* relative_keys;  ///< of all keys, from key 0 on; null: they are the keys' indices
+  /// In the backward pass, if they are wanted: sums of the gradients of `relative_bias`, and of the
+  /// slope, in the type of the scores.
+  void* relative_sums;
+  void* slope_sum;
 };
 
 /// Counter-based dropout (philox.h). The random number of a weight depends only on `key` and on
@@ -53,12 +64,14 @@ enum class WeightForm {
 /// Settings that all rows of a call share.
 struct ScoreFormat {
   WeightForm weights;
-  bool changes_scores;  ///< whether there is a softcap, ALiBi or a bias
+  bool changes_scores;  ///< whether there is a softcap, ALiBi or a bias of any kind
   int64_t bias_stride;
   ElementType bias_type;
+  int64_t relative_reach;  ///< R of relative biases
   DropoutDraws dropout;
   double softcap;        ///< 0: none
   bool through_softcap;  ///< whether gradients are of the scores before the cap, else after it
+  bool sums_distances;   ///< whether rows have relative_sums or a slope_sum
   bool clears_all;       ///< whether all hidden weights become 0, else those that products read
 };
 

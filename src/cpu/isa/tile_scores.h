@@ -8,13 +8,14 @@
 /// are changed and hidden. Only for the sources of this folder.
 ///
 ///   for each run of the row's cells with keys that it sees, within its span:    # for_each_seen
-///     score = softcap * tanh(score / softcap) - slope * |position - key| + bias
-///     score = -inf in cells partly seen, if mask or documents hide the key      # hide_in_cells
+///     score = softcap * tanh(score / softcap) - slope * |position - key| + biases
+///     score = -inf in cells partly seen, if the key is hidden                   # hide_in_cells
 ///   score = -inf beside the span, in its first and last vector                  # hide_beside
 ///
 ///   cells of a row        |  0  |  1  |  2  |  3  |  4  |  5  |     16 keys each
-///   visible                      [first ........... last)           causal, window, lengths
-///   CellBits::any            1     1     0     1     1     0        mask and documents
+///   visible                      [first ........... last)           causal, windows, lengths
+///   CellBits::any            1     1     0     1     1     0        mask, documents, and windows
+///                                                                   that global tokens lift
 ///   CellBits::all            1     0     0     1     0     0
 ///   read_cells               0     1     1     1     1     0        seen by a row of the strip
 ///
@@ -214,15 +215,25 @@ inline void hide_unseen(uint64_t seen, T* scores) {
   store(scores, are_ones<T>(seen) ? load(scores) : broadcast(-kInfinity<T>));
 }
 
-/// Sets scores to -inf where the mask hides the key, in the vectors of columns [first, last).
+/// Bits of keys from `key` on, to the end of their word: whether mask and window show them.
+inline uint64_t shown_bits(const QueryRow& query, int64_t key) {
+  const int64_t word = key / kKeysOfBits;
+  uint64_t bits = ~uint64_t{0};
+  if (query.mask != nullptr) bits = query.mask[(key - query.mask_key) / kKeysOfBits];
+  if (query.global != nullptr) {
+    bits &= query.global[word] | bits_between(query.window_first, query.window_last, word);
+  }
+  return bits >> (key % kKeysOfBits);
+}
+
+/// Sets scores to -inf where mask or window hide the key, in the vectors of columns [first, last).
 template <typename T>
 inline void hide_masked(const ScoreTile<T>& tile, const QueryRow& query, int64_t first,
                         int64_t last, T* row) {
-  if (query.mask == nullptr) return;
+  if (query.mask == nullptr && query.global == nullptr) return;
   const auto span = span_of<T>(first, last);
   for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
-    const int64_t key = tile.first_key + column;
-    hide_unseen(query.mask[key / kKeysOfBits] >> (key % kKeysOfBits), row + column);
+    hide_unseen(shown_bits(query, tile.first_key + column), row + column);
   }
 }
 
@@ -286,6 +297,102 @@ inline void add_alibi(const ScoreTile<T>& tile, const QueryRow& query, const Spa
   }
 }
 
+/// The columns of `span` at distances from a query of -R at most, between, and R at least, whose
+/// relative biases are the first element, an element each, and the last one.
+struct RelativeRuns {
+  int64_t first, near, far, last;  ///< [first, near), [near, far) and [far, last)
+  int64_t element;                 ///< column c of [near, far) has element c + `element`
+};
+
+template <typename T>
+inline RelativeRuns relative_runs(const ScoreTile<T>& tile, const QueryRow& query,
+                                  const Span& span) {
+  const int64_t reach = tile.format.relative_reach;
+  const int64_t position = query.relative_position - tile.first_key;
+  const auto within = [&](int64_t column) {
+    return column < span.first ? span.first : column > span.last ? span.last : column;
+  };
+  return {span.first, within(position - reach), within(position + reach + 1), span.last,
+          reach - position};
+}
+
+/// Calls visit(column, element) for each column of `span`, where keys have relative positions of
+/// their own.
+template <typename T, typename Visit>
+inline void for_each_element(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
+                             const Visit& visit) {
+  const int64_t* keys = query.relative_keys + tile.first_key;
+  const int64_t reach = tile.format.relative_reach;
+  for (int64_t column = span.first; column < span.last; ++column) {
+    const int64_t apart = keys[column] - query.relative_position;
+    visit(column, (apart < -reach ? -reach : apart > reach ? reach : apart) + reach);
+  }
+}
+
+template <typename T>
+inline void add_relative_bias(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
+                              T* row) {
+  if (query.relative_bias == nullptr) return;
+  const T* bias = static_cast<const T*>(query.relative_bias);
+  if (query.relative_keys != nullptr) {
+    for_each_element(tile, query, span,
+                     [&](int64_t column, int64_t element) { row[column] += bias[element]; });
+    return;
+  }
+  const auto runs = relative_runs(tile, query, span);
+  for (int64_t column = runs.first; column < runs.near; ++column) row[column] += bias[0];
+  for (int64_t column = runs.near; column < runs.far; ++column) {
+    row[column] += bias[column + runs.element];
+  }
+  const T last = bias[2 * tile.format.relative_reach];
+  for (int64_t column = runs.far; column < runs.last; ++column) row[column] += last;
+}
+
+/// The sum of numbers [first, last), a vector at a time.
+template <typename T>
+inline T sum_of(const T* numbers, int64_t first, int64_t last) {
+  Vec<T> lanes = {};
+  for (; first + kLanes<T> <= last; first += kLanes<T>) lanes += load(numbers + first);
+  T total = reduce_sum<T>(lanes);
+  for (; first < last; ++first) total += numbers[first];
+  return total;
+}
+
+/// Adds the gradients of a row's scores to those of its relative bias.
+template <typename T>
+inline void add_to_relative_sums(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
+                                 const T* gradients) {
+  if (query.relative_sums == nullptr) return;
+  T* sums = static_cast<T*>(query.relative_sums);
+  if (query.relative_keys != nullptr) {
+    for_each_element(tile, query, span,
+                     [&](int64_t column, int64_t element) { sums[element] += gradients[column]; });
+    return;
+  }
+  const auto runs = relative_runs(tile, query, span);
+  sums[0] += sum_of(gradients, runs.first, runs.near);
+  for (int64_t column = runs.near; column < runs.far; ++column) {
+    sums[column + runs.element] += gradients[column];
+  }
+  sums[2 * tile.format.relative_reach] += sum_of(gradients, runs.far, runs.last);
+}
+
+/// Adds the gradients of a row's scores, times minus the distance, to that of its slope. Gradients
+/// beside the span are 0 in its first and last vector.
+template <typename T>
+inline void add_to_slope_sum(const ScoreTile<T>& tile, const QueryRow& query, const Span& span,
+                             const T* gradients) {
+  if (query.slope_sum == nullptr) return;
+  const int64_t position = query.position - tile.first_key;
+  Vec<T> lanes, total = {};
+  for (int64_t lane = 0; lane < kLanes<T>; ++lane) lanes[lane] = static_cast<T>(lane);
+  for (int64_t column = span.aligned_first; column < span.aligned_last; column += kLanes<T>) {
+    const auto apart = broadcast(static_cast<T>(position - column)) - lanes;
+    total -= (apart < T{0} ? -apart : apart) * load(gradients + column);
+  }
+  *static_cast<T*>(query.slope_sum) += reduce_sum<T>(total);
+}
+
 /// Sets the scores beside `within` to -inf, in its first and last vector. Stores whole vectors,
 /// because a vector's load would wait for stores of single elements into it.
 template <typename T>
@@ -299,8 +406,8 @@ inline void hide_beside(const Span& within, T* row) {
   }
 }
 
-/// Applies softcap, ALiBi and bias in cells of which the row sees a key. Not inlined, because most
-/// calls have none of them.
+/// Applies softcap, ALiBi and biases in cells of which the row sees a key. Not inlined, because
+/// most calls have none of them.
 template <typename T>
 __attribute__((noinline)) void change_scores(const ScoreTile<T>& tile, int64_t r,
                                              const Span& within, T* row, T* cap_slopes = nullptr) {
@@ -309,6 +416,7 @@ __attribute__((noinline)) void change_scores(const ScoreTile<T>& tile, int64_t r
     cap_scores(tile, span, row, cap_slopes);
     add_alibi(tile, query, span, row);
     add_bias(tile, query, span, row);
+    add_relative_bias(tile, query, span, row);
   });
 }
 
@@ -351,7 +459,7 @@ inline bool goes_by_strips(const ScoreTile<T>& tile) {
 
 /// The keys that a row sees in a tile that goes by strips.
 struct SeenKeys {
-  const uint64_t* mask;
+  const QueryRow& query;
   Span within;
   uint64_t inside;  ///< bits of the cells of which causal, window and lengths hide nothing
   uint64_t whole;   ///< bits of the cells of which it sees all keys
@@ -362,7 +470,7 @@ inline SeenKeys seen_keys_of(const ScoreTile<T>& tile, int64_t r) {
   const auto within = visible(tile, tile.rows[r]);
   const int64_t first = ceil_div(within.first, kCellKeys);
   const auto inside = bits_between(first, within.last / kCellKeys, /*word=*/0);
-  return {tile.rows[r].mask, within, inside, tile.cells[r].all & inside};
+  return {tile.rows[r], within, inside, tile.cells[r].all & inside};
 }
 
 /// The vector of scores from `column` on, -inf for hidden keys.
@@ -372,8 +480,7 @@ inline Vec<T> seen_scores(const ScoreTile<T>& tile, const SeenKeys& keys, int64_
   const auto scores = load(row + column);
   const auto has = [&](uint64_t cells) { return (cells >> (column / kCellKeys) & 1U) != 0; };
   if (has(keys.whole)) return scores;
-  const int64_t key = tile.first_key + column;
-  uint64_t bits = keys.mask[key / kKeysOfBits] >> (key % kKeysOfBits);
+  uint64_t bits = shown_bits(keys.query, tile.first_key + column);
   if (!has(keys.inside)) {
     bits &= bits_between(keys.within.first - column, keys.within.last - column, /*word=*/0);
   }

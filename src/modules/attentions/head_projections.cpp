@@ -10,6 +10,7 @@
 #include "core/checks.h"
 #include "core/offsets.h"
 #include "core/to_device.h"
+#include "modules/attentions/given_inputs.h"
 #include "modules/attentions/nested.h"
 #include "modules/module_checks.h"
 
@@ -17,22 +18,26 @@ namespace heed::detail {
 
 namespace {
 
-/// The positions [first, first + count). The first key stands at 0, and query i at i + S - L, as
-/// in `attend`.
+/// The position of the first of `length` queries, as in `attend`. The first key stands at 0.
+int64_t first_position(const AttendOptions& options, int64_t length, int64_t key_length) {
+  return options.top_left() ? 0 : key_length - length;
+}
+
+/// The positions [first, first + count).
 at::Tensor positions(int64_t first, int64_t count, const at::Tensor& like) {
   return at::arange(first, first + count, at::device(like.device()).dtype(at::kLong));
 }
 
-/// The angles of the tokens of packed sequences. The last token of sequence n stands at position
-/// key_lengths[n] - 1.
+/// The angles of the queries of packed sequences, of which sequence n has key_lengths[n] keys.
 RotaryAngles packed_angles(const RotaryEmbedding& rotary, const at::Tensor& offsets,
-                           const std::vector<int64_t>& key_lengths, const at::Tensor& like) {
+                           const std::vector<int64_t>& key_lengths, const AttendOptions& options,
+                           const at::Tensor& like) {
   const auto own = lengths(offsets);
   std::vector<at::Tensor> parts;
   parts.reserve(own.size());
   std::vector<int64_t> of_tokens;  // key_lengths[n] for each token of sequence n
   for (size_t n = 0; n < own.size(); ++n) {
-    parts.push_back(positions(key_lengths[n] - own[n], own[n], like));
+    parts.push_back(positions(first_position(options, own[n], key_lengths[n]), own[n], like));
     if (rotary->depends_on_length()) of_tokens.insert(of_tokens.end(), own[n], key_lengths[n]);
   }
   const auto all = at::cat(parts);
@@ -102,8 +107,8 @@ void HeadProjections::check_memory(const at::Tensor& query_input,
 
 void HeadProjections::check_scores(const at::Tensor& query_input, const at::Tensor& key,
                                    int64_t key_length, const AttendOptions& options) const {
-  const ScoreSizes scores{query_input,         key,       query_input.size(0), whole_heads(),
-                          query_input.size(1), key_length};
+  const ScoreSizes scores{query_input,         key,        query_input.size(0), whole_heads(),
+                          query_input.size(1), key_length, options.mask_batch()};
   if (const auto& mask = options.mask()) {
     HEED_CHECK(!is_like_memory(*mask, query_input, key_length),
                "{}: mask {} must not be a memory: cross-attention takes query, key and value",
@@ -152,19 +157,24 @@ Heads HeadProjections::project_heads(const Sources& sources) const {
   return {split_heads(project(query, sources.query), sizes.heads), keys, values};
 }
 
-Heads HeadProjections::heads(const Sources& inputs, const AttendOptions& options) const {
+Heads HeadProjections::heads(const Sources& inputs, const AttendOptions& options,
+                             const AttentionInputs& given) const {
   check(inputs);
   const auto sources = enter(inputs);
   const auto processes = sequence == nullptr ? 1 : sequence->processes();
   check_scores(sources.query, sources.key, sources.key.size(1) * processes, options);
+  auto own = given_angles(function, given, transforms.rotary, sources.query, sequence);
+  if (own) own = {sharing(*query).enter_whole(own->cos), sharing(*query).enter_whole(own->sin)};
   const auto heads = project_heads(sources);
   const auto [query_angles, key_angles] =
-      angles(heads.query.size(2), heads.key.size(2), heads.query.options());
+      own ? std::pair(*own, *own)
+          : angles(heads.query.size(2), heads.key.size(2), options, heads.query.options());
   return {transforms.of_query(heads.query, query_angles), transforms.of_key(heads.key, key_angles),
           heads.value};
 }
 
 std::pair<RotaryAngles, RotaryAngles> HeadProjections::angles(int64_t length, int64_t key_length,
+                                                              const AttendOptions& options,
                                                               const at::TensorOptions& like) const {
   const auto& rotary = transforms.rotary;
   if (!rotary) return {};
@@ -176,7 +186,8 @@ std::pair<RotaryAngles, RotaryAngles> HeadProjections::angles(int64_t length, in
   };
   const auto keys = of(0, key_length * processes);
   if (length == key_length) return {keys, keys};
-  return {of((key_length - length) * processes, length * processes), keys};
+  const auto first = first_position(options, length, key_length);
+  return {of(first * processes, length * processes), keys};
 }
 
 void HeadProjections::check_whole_sequence(const char* use) const {
@@ -208,7 +219,8 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemor
   RotaryAngles angles;
   if (const auto& rotary = transforms.rotary) {
     const auto length = heads.size(2);
-    angles = rotary->angles(memory.key.size(2) - length, length, heads.options());
+    const auto first = first_position(options, length, memory.key.size(2));
+    angles = rotary->angles(first, length, heads.options());
   }
   return {transforms.of_query(heads, angles), memory.key, memory.value};
 }
@@ -221,6 +233,9 @@ AttendOptions HeadProjections::of_own_heads(AttendOptions options, const TensorS
   };
   if (auto& mask = options.mask()) mask = own(*mask);
   if (auto& bias = options.bias()) bias = own(sharing(*query).enter_whole(*bias));
+  if (auto& bias = options.relative_bias(); bias && bias->dim() == 2 && bias->size(0) == whole) {
+    bias = sharing(*query).enter_whole(*bias).narrow(0, first, sizes.heads);
+  }
   return options;
 }
 
@@ -249,31 +264,36 @@ std::tuple<at::Tensor, at::Tensor> HeadProjections::attended_with_weights(
   return {project(output, merge_heads(attended)), weights};
 }
 
-at::Tensor HeadProjections::forward(const Sources& inputs, const AttendOptions& options) const {
-  if (is_nested(inputs.query)) return forward_nested(inputs, options);
-  return attended(heads(inputs, options), options);
+at::Tensor HeadProjections::forward(const Sources& inputs, const AttendOptions& options,
+                                    const AttentionInputs& given) const {
+  if (is_nested(inputs.query)) return forward_nested(inputs, options, given);
+  return attended(heads(inputs, options, given), options);
 }
 
 std::tuple<at::Tensor, at::Tensor> HeadProjections::forward_with_weights(
-    const Sources& inputs, const AttendOptions& options) const {
+    const Sources& inputs, const AttendOptions& options, const AttentionInputs& given) const {
   check_whole_sequence("forward_with_weights");
   HEED_CHECK(!is_nested(inputs.query),
              "{}: query must not be nested where weights are asked for: their shapes would differ",
              function);
-  return attended_with_weights(heads(inputs, options), options);
+  return attended_with_weights(heads(inputs, options, given), options);
 }
 
 at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens& tokens,
-                                             const AttendOptions& options) const {
+                                             const AttendOptions& options,
+                                             const AttentionInputs& given) const {
   check_whole_sequence("a cache");
+  check_cached_inputs(function, given);
   tokens.check(options);
   const auto inputs = Sources::self(x);
   check(inputs);
   const WholeSequence whole;
   auto heads = project_heads(enter(inputs));
   const auto& rotary = transforms.rotary;
-  const auto angles =
-      rotary ? tokens.angles(rotary, x.size(1), heads.query.options()) : RotaryAngles();
+  const auto own = given_angles(function, given, rotary, x, sequence);
+  const auto angles = own      ? *own
+                      : rotary ? tokens.angles(rotary, x.size(1), heads.query.options())
+                               : RotaryAngles();
   heads.query = transforms.of_query(heads.query, angles);
   heads.key = transforms.of_key(heads.key, angles);
   return project(output, merge_heads(with_own_heads(options, [&](const auto& own) {
@@ -281,9 +301,13 @@ at::Tensor HeadProjections::forward_appended(const at::Tensor& x, AppendedTokens
                  })));
 }
 
-at::Tensor HeadProjections::forward_nested(const Sources& inputs,
-                                           const AttendOptions& options) const {
+at::Tensor HeadProjections::forward_nested(const Sources& inputs, const AttendOptions& options,
+                                           const AttentionInputs& given) const {
   check_whole_sequence("a nested tensor");
+  HEED_CHECK(!given.positions() && !given.rotary_angles(),
+             "{}: positions and rotary_angles must be absent where x is nested: each sequence "
+             "counts its own positions",
+             function);
   const auto queries = pack(function, "query", inputs.query);
   const auto keys = inputs.key_is_query ? queries : pack(function, "key", inputs.key);
   const auto values = inputs.value_is_key     ? keys
@@ -300,8 +324,8 @@ at::Tensor HeadProjections::forward_nested(const Sources& inputs,
   auto heads = project_heads(enter(rows));  // [1, H, T, D]
   RotaryAngles query_angles, key_angles;
   if (const auto& rotary = transforms.rotary) {
-    query_angles = packed_angles(rotary, queries.offsets, key_lengths, heads.query);
-    key_angles = packed_angles(rotary, keys.offsets, key_lengths, heads.key);
+    query_angles = packed_angles(rotary, queries.offsets, key_lengths, options, heads.query);
+    key_angles = packed_angles(rotary, keys.offsets, key_lengths, options, heads.key);
   }
   heads.query = transforms.of_query(heads.query, query_angles);
   heads.key = transforms.of_key(heads.key, key_angles);

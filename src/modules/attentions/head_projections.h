@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/attend.h>
+#include <heed/attention_inputs.h>
 #include <heed/head_sizes.h>
 #include <heed/norm.h>
 #include <heed/projected_memory.h>
@@ -50,9 +51,16 @@ struct HeadProjections {
   const char* value_dim_name = "emb_dim";
   const SharedSequence* sequence = nullptr;  // null: this process has the whole sequence
 
-  at::Tensor forward(const Sources& inputs, const AttendOptions& options) const;
+  /// The options have all of the call's `given` inputs but positions and rotary angles.
+  /// @{
+  at::Tensor forward(const Sources& inputs, const AttendOptions& options,
+                     const AttentionInputs& given = {}) const;
   std::tuple<at::Tensor, at::Tensor> forward_with_weights(const Sources& inputs,
-                                                          const AttendOptions& options) const;
+                                                          const AttendOptions& options,
+                                                          const AttentionInputs& given = {}) const;
+  at::Tensor forward_appended(const at::Tensor& x, AppendedTokens& tokens,
+                              const AttendOptions& options, const AttentionInputs& given) const;
+  /// @}
   /// The two steps of a call with a projected memory: the heads, and attention to them.
   /// @{
   Heads heads(const at::Tensor& query_input, const ProjectedMemory& memory,
@@ -62,8 +70,6 @@ struct HeadProjections {
                                                            const AttendOptions& options) const;
   /// @}
   ProjectedMemory project_memory(const at::Tensor& key_input, const at::Tensor& value_input) const;
-  at::Tensor forward_appended(const at::Tensor& x, AppendedTokens& tokens,
-                              const AttendOptions& options) const;
 
  private:
   void check(const Sources& inputs) const;
@@ -76,6 +82,7 @@ struct HeadProjections {
   void check_whole_sequence(const char* use) const;
   /// The angles of this process's `length` queries and `key_length` keys.
   std::pair<RotaryAngles, RotaryAngles> angles(int64_t length, int64_t key_length,
+                                               const AttendOptions& options,
                                                const at::TensorOptions& like) const;
   /// The number of query heads in all processes together.
   int64_t whole_heads() const;
@@ -86,14 +93,16 @@ struct HeadProjections {
   Sources enter_memory(const Sources& inputs) const;
   /// @}
   /// Checks and projects the inputs, and transforms query and key.
-  Heads heads(const Sources& inputs, const AttendOptions& options) const;
+  Heads heads(const Sources& inputs, const AttendOptions& options,
+              const AttentionInputs& given) const;
   std::pair<at::Tensor, at::Tensor> project_key_and_value(const Sources& sources) const;
   Heads project_heads(const Sources& sources) const;
   /// Calls `attend` with the options for this process's heads, and with its own random numbers.
   template <typename Attend>
   auto with_own_heads(const AttendOptions& options, const Attend& attend) const;
   AttendOptions of_own_heads(AttendOptions options, const TensorShard& part) const;
-  at::Tensor forward_nested(const Sources& inputs, const AttendOptions& options) const;
+  at::Tensor forward_nested(const Sources& inputs, const AttendOptions& options,
+                            const AttentionInputs& given) const;
 };
 
 }  // namespace heed::detail

@@ -47,6 +47,8 @@ HeadSizes checked_sizes(const Options& options) {
                                                  .dropout(options.dropout())
                                                  .scale(options.scale())
                                                  .window(options.window())
+                                                 .left_window(options.left_window())
+                                                 .right_window(options.right_window())
                                                  .softcap(options.softcap()));
   return {heads, groups, head_dim, value_head_dim};
 }
@@ -107,7 +109,10 @@ void MultiHeadAttentionImplBase<Derived, Options>::pretty_print(std::ostream& st
       .option("output_bias", options.output_bias(), true)
       .option("scale", options.scale())
       .option("causal", options.causal(), false)
+      .option("top_left", options.top_left(), false)
       .option("window", options.window())
+      .option("left_window", options.left_window())
+      .option("right_window", options.right_window())
       .option("softcap", options.softcap());
   if (const auto& norm = options.qk_norm()) {
     printer.show("qk_norm", to_string(norm->kind()))
@@ -137,14 +142,24 @@ detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projection
 
 template <typename Derived, typename Options>
 AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
-    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
+    const AttentionInputs& inputs) const {
   auto call = AttendOptions()
-                  .mask(mask)
-                  .bias(bias)
+                  .mask(inputs.mask())
+                  .mask_batch(inputs.mask_batch())
+                  .bias(inputs.bias())
+                  .documents(inputs.documents())
+                  .query_lengths(inputs.query_lengths())
+                  .key_lengths(inputs.key_lengths())
+                  .global_tokens(inputs.global_tokens())
+                  .relative_bias(inputs.relative_bias())
+                  .relative_positions(inputs.relative_positions())
                   .dropout(this->is_training() ? options.dropout() : 0.0)
                   .scale(options.scale())
                   .causal(options.causal())
+                  .top_left(options.top_left())
                   .window(options.window())
+                  .left_window(options.left_window())
+                  .right_window(options.right_window())
                   .softcap(options.softcap());
   if (alibi_slopes.defined()) call.alibi_slopes(alibi_slopes);
   if (sinks.defined()) call.sinks(sinks);
@@ -152,16 +167,17 @@ AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
 }
 
 template <typename Derived, typename Options>
-at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
-    const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  return projections().forward(detail::Sources::self(x), attend_options(mask));
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(const at::Tensor& x,
+                                                                 const AttentionInputs& inputs) {
+  return projections().forward(detail::Sources::self(x), attend_options(inputs), inputs);
 }
 
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) {
-  return projections().forward(detail::Sources::of(query, key, value), attend_options(mask, bias));
+  return projections().forward(detail::Sources::of(query, key, value),
+                               attend_options(AttentionInputs(mask).bias(bias)));
 }
 
 template <typename Derived, typename Options>
@@ -175,43 +191,45 @@ at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward(
     const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
     const std::optional<at::Tensor>& bias) {
   const auto own = projections();
-  const auto call = attend_options(mask, bias);
+  const auto call = attend_options(AttentionInputs(mask).bias(bias));
   return own.attended(own.heads(query, memory, call), call);
 }
 
 template <typename Derived, typename Options>
 at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
-    const at::Tensor& x, KVCache& cache, at::IntArrayRef counts) const {
+    const at::Tensor& x, KVCache& cache, at::IntArrayRef counts,
+    const AttentionInputs& inputs) const {
   detail::TokensOfBatch tokens(detail::HeadNames<Derived>::kModule, cache, counts);
-  return projections().forward_appended(x, tokens, attend_options());
+  return projections().forward_appended(x, tokens, attend_options(inputs), inputs);
 }
 
 template <typename Derived, typename Options>
-at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(const at::Tensor& x,
-                                                                        PagedStep& step,
-                                                                        int64_t layer) const {
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
+    const at::Tensor& x, PagedStep& step, int64_t layer, const AttentionInputs& inputs) const {
   detail::TokensOfStep tokens(detail::HeadNames<Derived>::kModule, x, step, layer);
-  return projections().forward_appended(x, tokens, attend_options());
+  return projections().forward_appended(x, tokens, attend_options(inputs), inputs);
 }
 
 template <typename Derived, typename Options>
 KVCache MultiHeadAttentionImplBase<Derived, Options>::make_cache(
     int64_t batch, int64_t capacity, const CacheOptions& cache_options) const {
-  return detail::make_cache(head_sizes, options.window(), batch, capacity, cache_options,
-                            fc_k->weight);
+  return detail::make_cache(head_sizes, detail::causal_window(options), batch, capacity,
+                            cache_options, fc_k->weight);
 }
 
 template <typename Derived, typename Options>
 PagedKVCache MultiHeadAttentionImplBase<Derived, Options>::make_paged_cache(
     int64_t pages, const PagedCacheOptions& cache_options) const {
-  return detail::make_paged_cache(head_sizes, options.window(), pages, cache_options, fc_k->weight);
+  return detail::make_paged_cache(head_sizes, detail::causal_window(options), pages, cache_options,
+                                  fc_k->weight);
 }
 
 template <typename Derived, typename Options>
 std::tuple<at::Tensor, at::Tensor>
 MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
-    const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
-  return projections().forward_with_weights(detail::Sources::self(x), attend_options(mask));
+    const at::Tensor& x, const AttentionInputs& inputs) const {
+  return projections().forward_with_weights(detail::Sources::self(x), attend_options(inputs),
+                                            inputs);
 }
 
 template <typename Derived, typename Options>
@@ -220,7 +238,7 @@ MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& bias) const {
   return projections().forward_with_weights(detail::Sources::of(query, key, value),
-                                            attend_options(mask, bias));
+                                            attend_options(AttentionInputs(mask).bias(bias)));
 }
 
 template <typename Derived, typename Options>
@@ -229,7 +247,7 @@ MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
     const at::Tensor& query, const ProjectedMemory& memory, const std::optional<at::Tensor>& mask,
     const std::optional<at::Tensor>& bias) const {
   const auto own = projections();
-  const auto call = attend_options(mask, bias);
+  const auto call = attend_options(AttentionInputs(mask).bias(bias));
   return own.attended_with_weights(own.heads(query, memory, call), call);
 }
 

@@ -176,9 +176,13 @@ void UndoOnError::undo(KVCache& cache, const Before& before) noexcept {
 }
 
 void AppendedTokens::check(const AttendOptions& call) const {
-  HEED_CHECK(!window_ || (call.window() && *call.window() <= *window_),
+  const auto window = causal_window(call);
+  HEED_CHECK(!window_ || (window && *window <= *window_),
              "{}: cache window ({}) must be at least the module's ({})", function_,
-             window_.value_or(0), call.window() ? std::to_string(*call.window()) : "none");
+             window_.value_or(0), window ? std::to_string(*window) : "none");
+  HEED_CHECK(!call.top_left(), "{}: top_left must be false with a cache", function_);
+  HEED_CHECK(!call.right_window(), "{}: right_window ({}) must be absent with a cache", function_,
+             call.right_window().value_or(0));
   check_no_dropout(function_, "dropout", call.dropout(), /*training=*/true);
   check_precision(function_, dtype_, call);
   check_kind(call);
@@ -216,7 +220,10 @@ RotaryAngles TokensOfBatch::angles(const RotaryEmbedding& rotary, int64_t length
   }
   const auto positions = cache_.next_positions(length);
   const auto dtype = c10::typeMetaToScalarType(like.dtype());
-  if (!own_lengths) return rotary->angles(positions, dtype);
+  if (!own_lengths) {
+    const bool has_axes = !rotary->options.sections().empty();
+    return rotary->angles(has_axes ? positions.unsqueeze(-1) : positions, dtype);
+  }
   check_counts(counts_, cache_.options().batch(), length);
   const auto before = cache_.next_positions(1).view({-1, 1});
   const auto more = to_device(counts_.vec(), positions.device()).unsqueeze(1);

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -45,6 +46,15 @@ void check_no_dropout(const char* function, const char* name, double probability
 /// gradient.
 void check_written(const char* function, const char* name, const at::Tensor& tensor,
                    const at::Tensor& cache);
+
+/// How many keys, its own included, a causal query sees at most: a module's window, or its
+/// left_window + 1.
+template <typename Options>
+std::optional<int64_t> causal_window(const Options& options) {
+  const auto left = options.left_window();
+  if (!left) return options.window();
+  return std::min(*left, std::numeric_limits<int64_t>::max() - 1) + 1;
+}
 
 /// The oldest position that a token at position `next` sees through the window.
 inline int64_t oldest_seen(std::optional<int64_t> window, int64_t next) {

@@ -1,6 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -122,6 +123,11 @@ at::Tensor scale(const Frequencies& original, const Llama3Scaling& scaling) {
 at::Tensor scale(const Frequencies& /*original*/, const LongRopeScaling& /*scaling*/) { return {}; }
 /// @}
 
+at::Tensor scale(const Frequencies& original, const std::optional<RotaryScaling>& scaling) {
+  if (!scaling) return original.unscaled();
+  return std::visit([&](const auto& s) { return scale(original, s); }, *scaling);
+}
+
 void check_factor(double factor) {
   HEED_CHECK(std::isfinite(factor) && factor >= 1.0,
              "{}: scaling factor ({}) must be finite and at least 1", kRotaryEmbedding, factor);
@@ -148,8 +154,13 @@ void check(const YarnScaling& scaling) {
   }
 }
 
-/// The factor by which YaRN multiplies both query and key.
-double attention_factor(const YarnScaling& scaling) {
+/// The factor by which a scaling multiplies both query and key.
+double attention_factor(const RotaryScaling& any) {
+  if (const auto* longrope = std::get_if<LongRopeScaling>(&any)) {
+    return longrope->attention_factor();
+  }
+  if (!std::holds_alternative<YarnScaling>(any)) return 1.0;
+  const auto& scaling = std::get<YarnScaling>(any);
   if (const auto factor = scaling.attention_factor()) return *factor;
   if (scaling.mscale() == 0.0 || scaling.mscale_all_dim() == 0.0) {
     return detail::yarn_magnitude(scaling, 1.0);
@@ -186,6 +197,53 @@ void check_pairs(const char* name, const std::vector<double>& factors, int64_t d
   HEED_CHECK(static_cast<int64_t>(factors.size()) == dim / 2,
              "{}: {} size ({}) must equal half of rotary_dim ({})", kRotaryEmbedding, name,
              factors.size(), dim);
+}
+
+/// A scaling that sections do not take, for errors; null if they take it.
+const char* refused_by_sections(const RotaryScaling& scaling) {
+  if (std::holds_alternative<LongRopeScaling>(scaling)) return "LongRopeScaling";
+  const auto* ntk = std::get_if<NtkScaling>(&scaling);
+  return ntk && ntk->original_length() ? "NtkScaling with original_length" : nullptr;
+}
+
+void check_sections(const RotaryEmbeddingOptions& options, int64_t dim) {
+  const auto& sections = options.sections();
+  if (sections.empty()) {
+    HEED_CHECK(!options.restart_sections(), "{}: restart_sections must be used with sections",
+               kRotaryEmbedding);
+    return;
+  }
+  HEED_CHECK(sections.size() == 2 || sections.size() == 3, "{}: sections size ({}) must be 2 or 3",
+             kRotaryEmbedding, sections.size());
+  auto rest = dim / 2;
+  for (const auto section : sections) {
+    detail::check_positive(kRotaryEmbedding, "sections", section);
+    rest = section <= rest ? rest - section : -1;
+  }
+  HEED_CHECK(rest == 0, "{}: sections {} must sum to half of rotary_dim ({})", kRotaryEmbedding,
+             c10::str(at::IntArrayRef(sections)), dim);
+  const auto* refused = options.scaling() ? refused_by_sections(*options.scaling()) : nullptr;
+  HEED_CHECK(refused == nullptr,
+             "{}: sections must not be used with {}: its frequencies depend on the length",
+             kRotaryEmbedding, refused);
+}
+
+void check_scaling(const RotaryEmbeddingOptions& options, int64_t dim) {
+  if (!options.scaling()) return;
+  std::visit([](const auto& s) { check(s); }, *options.scaling());
+  if (std::holds_alternative<NtkScaling>(*options.scaling())) {
+    HEED_CHECK(dim > 2, "{}: rotary_dim ({}) must be above 2 for NTK scaling", kRotaryEmbedding,
+               dim);
+    for (const auto pairs : options.sections()) {
+      HEED_CHECK(pairs > 1 || !options.restart_sections(),
+                 "{}: sections ({}) that restart must be above 1 for NTK scaling", kRotaryEmbedding,
+                 pairs);
+    }
+  }
+  if (const auto* longrope = std::get_if<LongRopeScaling>(&*options.scaling())) {
+    check_pairs("short_factors", longrope->short_factors(), dim);
+    check_pairs("long_factors", longrope->long_factors(), dim);
+  }
 }
 
 void print(std::ostream& stream, const LinearScaling& scaling) {
@@ -273,6 +331,33 @@ at::Tensor in_rows(const at::Tensor& numbers) {
   return per_batch.unsqueeze(1).unsqueeze(3);
 }
 
+void check_positions(const at::Tensor& positions, const std::vector<int64_t>& sections) {
+  if (sections.empty()) return detail::check_positions(kRotaryEmbedding, positions);
+  detail::check_defined(kRotaryEmbedding, "positions", positions);
+  detail::check_integer(kRotaryEmbedding, "positions", positions);
+  const auto axes = static_cast<int64_t>(sections.size()), rank = positions.dim();
+  HEED_CHECK(
+      rank == 1 ||
+          ((rank == 2 || rank == 3) && (positions.size(-1) == axes || positions.size(-1) == 1)),
+      "{}: positions must be [L], [L, {} or 1] or [B, L, {} or 1] with sections {}; "
+      "positions {}",
+      kRotaryEmbedding, axes, axes, c10::str(at::IntArrayRef(sections)), detail::shape(positions));
+}
+
+/// Views or repeats positions as [1 or B, 1, L, R / 2], or as [1 or B, 1, L, 1] if all pairs of a
+/// token have the same one.
+at::Tensor by_pairs(const at::Tensor& positions, const std::vector<int64_t>& sections) {
+  if (sections.empty() || positions.dim() == 1) return in_rows(positions);
+  const auto rows = (positions.dim() == 3 ? positions : positions.unsqueeze(0)).unsqueeze(1);
+  if (rows.size(3) == 1) return rows;
+  std::vector<at::Tensor> parts;
+  for (size_t axis = 0; axis < sections.size(); ++axis) {
+    parts.push_back(
+        rows.narrow(3, static_cast<int64_t>(axis), 1).expand({-1, -1, -1, sections[axis]}));
+  }
+  return at::cat(parts, 3);
+}
+
 /// The largest position + 1 of each row: float64 [1] or [B, 1].
 at::Tensor lengths_of(const at::Tensor& positions) {
   const auto numbers = positions.to(at::kDouble);
@@ -293,6 +378,27 @@ void check_lengths(const at::Tensor& lengths, const at::Tensor& positions) {
   detail::check_same_device(kRotaryEmbedding, "lengths", lengths, "positions", positions);
 }
 
+void check_angles(const RotaryAngles& angles, const at::Tensor& x, int64_t pairs) {
+  const auto& [cos, sin] = angles;
+  for (const auto& [name, numbers] : {std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
+    detail::check_defined(kRotaryEmbedding, name, *numbers);
+    HEED_CHECK(numbers->is_floating_point(), "{}: {} dtype ({}) must be floating", kRotaryEmbedding,
+               name, c10::toString(numbers->scalar_type()));
+  }
+  HEED_CHECK(
+      cos.dim() == 4 && cos.size(1) == 1 && cos.size(3) == pairs && sin.sizes() == cos.sizes(),
+      "{}: angles cos and sin must be [1 or B, 1, L, {}]; cos {}, sin {}", kRotaryEmbedding, pairs,
+      detail::shape(cos), detail::shape(sin));
+  HEED_CHECK(x.size(2) == cos.size(2), "{}: x dim 2 ({}) must equal the number of positions ({})",
+             kRotaryEmbedding, x.size(2), cos.size(2));
+  HEED_CHECK(cos.size(0) == 1 || x.size(0) == cos.size(0),
+             "{}: x dim 0 ({}) must equal positions dim 0 ({})", kRotaryEmbedding, x.size(0),
+             cos.size(0));
+  HEED_CHECK(x.device() == cos.device() && x.device() == sin.device(),
+             "{}: x device ({}) must equal positions device ({})", kRotaryEmbedding,
+             x.device().str(), cos.device().str());
+}
+
 /// Whether the stream is capturing a CUDA graph. Streams of LibTorch 2.6 have no function for
 /// this; then it returns false.
 /// @{
@@ -311,7 +417,8 @@ bool is_capturing(const Stream& /*stream*/, int64_t /*otherwise*/) {
 bool operator==(const RotaryEmbeddingOptions& a, const RotaryEmbeddingOptions& b) {
   const auto plain = [](const RotaryEmbeddingOptions& options) {
     return std::tuple(options.head_dim(), options.rotary_dim().value_or(options.head_dim()),
-                      options.base(), options.pairing(), options.scaling().has_value());
+                      options.base(), options.pairing(), options.sections(),
+                      options.restart_sections(), options.scaling().has_value());
   };
   const auto &one = a.scaling(), &other = b.scaling();
   return plain(a) == plain(b) && (!one || !other || are_equal(*one, *other));
@@ -334,26 +441,19 @@ void RotaryEmbeddingImpl::reset() {
   detail::check_memory(kRotaryEmbedding, "frequencies", {dim / 2}, at::kDouble);
   HEED_CHECK(std::isfinite(options.base()) && options.base() > 1.0,
              "{}: base ({}) must be finite and above 1", kRotaryEmbedding, options.base());
-  const Frequencies original{options.base(), dim};
+  check_sections(options, dim);
+  check_scaling(options, dim);
   remembered_ = std::make_shared<detail::RememberedAngles>();
-  attention_factor_ = 1.0;
-  const auto& scaling = options.scaling();
-  if (!scaling) {
-    frequencies_ = original.unscaled();
+  attention_factor_ = options.scaling() ? attention_factor(*options.scaling()) : 1.0;
+  if (!options.restart_sections()) {
+    frequencies_ = scale({options.base(), dim}, options.scaling());
     return;
   }
-  std::visit([](const auto& s) { check(s); }, *scaling);
-  HEED_CHECK(dim > 2 || !std::holds_alternative<NtkScaling>(*scaling),
-             "{}: rotary_dim ({}) must be above 2 for NTK scaling", kRotaryEmbedding, dim);
-  if (const auto* yarn = std::get_if<YarnScaling>(&*scaling)) {
-    attention_factor_ = attention_factor(*yarn);
+  std::vector<at::Tensor> parts;
+  for (const auto pairs : options.sections()) {
+    parts.push_back(scale({options.base(), 2 * pairs}, options.scaling()));
   }
-  if (const auto* longrope = std::get_if<LongRopeScaling>(&*scaling)) {
-    check_pairs("short_factors", longrope->short_factors(), dim);
-    check_pairs("long_factors", longrope->long_factors(), dim);
-    attention_factor_ = longrope->attention_factor();
-  }
-  frequencies_ = std::visit([&](const auto& s) { return scale(original, s); }, *scaling);
+  frequencies_ = at::cat(parts);
 }
 
 void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
@@ -363,6 +463,10 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
       .show("base", options.base());
   if (options.pairing() == RotaryPairing::interleaved) printer.show("pairing", "interleaved");
   if (const auto& scaling = options.scaling()) printer.show("scaling", printed(*scaling));
+  if (!options.sections().empty()) {
+    printer.show("sections", c10::str(at::IntArrayRef(options.sections())))
+        .option("restart_sections", options.restart_sections(), false);
+  }
 }
 
 /// Returns the frequencies [.., R / 2] of sequences whose lengths are float64 [.., 1].
@@ -375,7 +479,7 @@ at::Tensor RotaryEmbeddingImpl::frequencies(const at::Tensor& lengths) const {
 }
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::ScalarType dtype) const {
-  detail::check_positions(kRotaryEmbedding, positions);
+  check_positions(positions, options.sections());
   if (!depends_on_length()) {
     return angles_by(remembered_->copies.copy(frequencies_, positions.device()), positions, dtype);
   }
@@ -384,8 +488,9 @@ RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, at::Scalar
 
 RotaryAngles RotaryEmbeddingImpl::angles(const at::Tensor& positions, const at::Tensor& lengths,
                                          at::ScalarType dtype) const {
-  detail::check_positions(kRotaryEmbedding, positions);
-  check_lengths(lengths, positions);
+  check_positions(positions, options.sections());
+  const bool has_axes = !options.sections().empty() && positions.dim() > 1;
+  check_lengths(lengths, has_axes ? positions.select(-1, 0) : positions);
   if (!depends_on_length()) return angles(positions, dtype);
   return angles_by(frequencies(in_rows(lengths.to(at::kDouble))), positions, dtype);
 }
@@ -396,7 +501,7 @@ RotaryAngles RotaryEmbeddingImpl::angles_by(const at::Tensor& frequencies,
                                             const at::Tensor& positions,
                                             at::ScalarType dtype) const {
   const auto precise = detail::compute_dtype(dtype);
-  const auto angles = in_rows(positions.to(at::kDouble)) * frequencies;  // [B, 1, L, R / 2]
+  const auto angles = by_pairs(positions, options.sections()).to(at::kDouble) * frequencies;
   const auto [cos, sin] = detail::cos_and_sin(angles);
   if (attention_factor_ == 1.0) return {cos.to(precise), sin.to(precise)};
   return {(cos * attention_factor_).to(precise), (sin * attention_factor_).to(precise)};
@@ -427,21 +532,13 @@ RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
 
 at::Tensor RotaryEmbeddingImpl::rotate(const at::Tensor& x, const RotaryAngles& angles) const {
   check_input(x, options.head_dim());
-  const auto& [cos, sin] = angles;
-  HEED_CHECK(cos.defined() && cos.dim() == 4 && cos.size(1) == 1 &&
-                 cos.size(3) == rotary_dim() / 2 && sin.defined() && sin.sizes() == cos.sizes(),
-             "{}: angles cos and sin must be [1 or B, 1, L, {}]", kRotaryEmbedding,
-             rotary_dim() / 2);
-  HEED_CHECK(x.size(2) == cos.size(2), "{}: x dim 2 ({}) must equal the number of positions ({})",
-             kRotaryEmbedding, x.size(2), cos.size(2));
-  HEED_CHECK(cos.size(0) == 1 || x.size(0) == cos.size(0),
-             "{}: x dim 0 ({}) must equal positions dim 0 ({})", kRotaryEmbedding, x.size(0),
-             cos.size(0));
-  HEED_CHECK(x.device() == cos.device() && x.device() == sin.device(),
-             "{}: x device ({}) must equal positions device ({})", kRotaryEmbedding,
-             x.device().str(), cos.device().str());
-  return detail::rotate(x,
-                        {angles.cos, angles.sin, options.pairing() == RotaryPairing::interleaved});
+  check_angles(angles, x, rotary_dim() / 2);
+  const auto computed = detail::compute_dtype(x.scalar_type());
+  const auto as_computed = [&](const at::Tensor& numbers) {
+    return numbers.scalar_type() == computed ? numbers : numbers.to(computed);
+  };
+  return detail::rotate(x, {as_computed(angles.cos), as_computed(angles.sin),
+                            options.pairing() == RotaryPairing::interleaved});
 }
 
 at::Tensor RotaryEmbeddingImpl::forward(const at::Tensor& x,

@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
-#include <heed/alibi.h>
 #include <heed/attend.h>
 #include <heed/masks.h>
 #include <heed/quantize.h>
@@ -238,19 +237,6 @@ TEST_F(AttendAdvice, OnTensorsThatBeginWithTheLength) {
                 advice);
   EXPECT_EQ(error(AttendOptions().sinks(at::zeros({4})), 5),
             "attend: sinks dim 0 (4) must equal query dim 1 (5); query [2, 5, 4, 8]" + advice);
-}
-
-TEST_F(AttendAdvice, OnSlopesThatRequireGrad) {
-  const auto slopes = alibi_slopes(4).requires_grad_();
-  EXPECT_EQ(error(AttendOptions().alibi_slopes(slopes)),
-            "attend: alibi_slopes must not require grad: pass -slope * |p - j| as bias");
-  const auto positions = at::arange(5).unsqueeze(1) + 2;  // i + S - L
-  const auto distance = (positions - at::arange(7)).abs();
-  const auto bias = -slopes.view({4, 1, 1}) * distance;
-  auto wanted = inputs_of_reference();
-  wanted.alibi_slopes = slopes.detach();
-  EXPECT_TRUE(is_close(attend(inputs, AttendOptions().bias(bias.unsqueeze(0))),
-                       reference_attention(wanted).output, 1e-6));
 }
 
 TEST_F(AttendAdvice, OnKeysOfInt8) {

@@ -2,6 +2,7 @@
 #include <ATen/ops/_add_batch_dim.h>
 #include <ATen/ops/_remove_batch_dim.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -51,6 +52,13 @@ std::vector<std::pair<std::string, AttendOptions>> differentiable_calls(
                             at::arange(s.L, options.dtype(at::kLong)).div(4, "floor"))},
           {"bias", AttendOptions().causal(true).bias(learned({1, s.H, s.L, s.S}))},
           {"sinks", AttendOptions().causal(true).sinks(learned({s.H}))},
+          {"distances", AttendOptions()
+                            .causal(true)
+                            .left_window(9)
+                            .relative_bias(learned({s.H, 9}))
+                            .alibi_slopes(learned({s.B, s.H}))},
+          {"lengths", AttendOptions().causal(true).key_lengths(
+                          at::full({s.B}, s.S - 3, options.dtype(at::kLong)))},
           {"dropout", AttendOptions().causal(true).window(3).dropout(0.3)}};
 }
 
@@ -65,6 +73,8 @@ TEST(AttendPath, HasBatchesOfGradients) {
     auto leaves = leaves_of(inputs);
     if (call.bias()) leaves.push_back(*call.bias());
     if (call.sinks()) leaves.push_back(*call.sinks());
+    if (call.relative_bias()) leaves.push_back(*call.relative_bias());
+    if (call.alibi_slopes()) leaves.push_back(*call.alibi_slopes());
     const auto [output, lse] = attend_with_lse(inputs, call);
     const auto alone = attend(inputs, call);
     for (const auto& outputs : {std::vector{alone}, {output, lse}}) {

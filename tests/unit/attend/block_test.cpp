@@ -3,6 +3,8 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/eye.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
@@ -123,6 +125,91 @@ TEST(AttendBlock, IsTheSameForAnyNumberOfThreads) {
   }
 }
 
+/// Options with learned biases by distance, and the leaves of a call.
+struct ByDistance {
+  const char* name;
+  AttendOptions options;
+};
+
+std::vector<ByDistance> calls_by_distance(const Sizes& s) {
+  const auto table = [&](int64_t reach) {
+    return uniform({s.H, 2 * reach + 1}, at::kFloat).requires_grad_();
+  };
+  const auto slopes = (uniform({s.B, s.H}, at::kFloat) * 0.1).detach().requires_grad_();
+  const auto global = at::arange(s.S).remainder(97).eq(3);
+  const auto mask = at::rand({s.B, 1, s.L, s.S}).gt(0.3);
+  const auto positions = at::randint(-20, 20, {s.B, s.S}, at::kLong);
+  return {
+      {"causal", AttendOptions().causal(true).relative_bias(table(30)).alibi_slopes(slopes)},
+      {"mask", AttendOptions().mask(mask).relative_bias(table(9)).alibi_slopes(slopes)},
+      {"global tokens", AttendOptions().window(60).global_tokens(global).relative_bias(table(200))},
+      {"positions", AttendOptions().relative_bias(table(25)).relative_positions(positions)}};
+}
+
+Computed compute_by_distance(const Inputs& inputs, const AttendOptions& options,
+                             const at::Tensor& output_gradient) {
+  const auto leaves = with_grad(inputs);
+  std::vector<at::Tensor> wanted = {leaves.query, leaves.key, leaves.value};
+  for (const auto& tensor : {options.relative_bias(), options.alibi_slopes()}) {
+    if (tensor) wanted.push_back(*tensor);
+  }
+  const auto output = attend(leaves, options);
+  return {output.detach(), grad({output}, wanted, {output_gradient})};
+}
+
+/// Sums over all queries and keys, in an order that does not depend on threads either.
+TEST(AttendBlock, SumsByDistanceTheSameForAnyNumberOfThreads) {
+  const ScopedPath scope(AttendPath::block);
+  torch::manual_seed(moved(9));
+  const auto threads = at::get_num_threads();
+  for (const auto& s : {Sizes{3, 4, 2, 300, 700, 16, 16}, Sizes{1, 2, 1, 150, 1600, 16, 16},
+                        Sizes{2, 8, 2, 50, 500, 16, 16}}) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      const auto inputs = make_inputs(s, dtype);
+      const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, dtype);
+      for (const auto& [name, options] : calls_by_distance(s)) {
+        std::vector<Computed> results;
+        for (const int count : {1, 2, 3, 7, 16}) {
+          at::set_num_threads(count);
+          results.push_back(compute_by_distance(inputs, options, gradient));
+        }
+        at::set_num_threads(threads);
+        for (const auto& result : results) {
+          EXPECT_TRUE(result.output.equal(results[0].output)) << name << ", " << dtype;
+          EXPECT_TRUE(are_equal(result.gradients, results[0].gradients)) << name << ", " << dtype;
+        }
+      }
+    }
+  }
+}
+
+/// Lengths of several tiles, beside LibTorch's operators in float64. bfloat16 is multiplied in
+/// pairs where the processor can.
+TEST(AttendBlock, SumsByDistanceAcrossBlockEdges) {
+  torch::manual_seed(moved(10));
+  for (const auto& s : {Sizes{2, 4, 2, 257, 600, 16, 24}, Sizes{1, 2, 2, 600, 600, 16, 16},
+                        Sizes{2, 2, 1, 31, 1040, 16, 8}}) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      const auto inputs = make_inputs(s, dtype);
+      const Inputs inputs64 = {inputs.query.to(at::kDouble), inputs.key.to(at::kDouble),
+                               inputs.value.to(at::kDouble)};
+      const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, dtype);
+      for (const auto& [name, options] : calls_by_distance(s)) {
+        const auto run = [&, &options = options](AttendPath path, const Inputs& given) {
+          const ScopedPath scope(path);
+          return compute_by_distance(given, options, gradient.to(given.query.scalar_type()));
+        };
+        const auto expected = run(AttendPath::math, inputs64);
+        const auto actual = run(AttendPath::block, inputs);
+        const auto tolerance = dtype == at::kBFloat16 ? 8 * unit_roundoff(dtype) : 1e-5;
+        EXPECT_TRUE(is_close(actual.output, expected.output, tolerance)) << name << ", " << dtype;
+        EXPECT_TRUE(are_alike(actual.gradients, expected.gradients, 4 * tolerance))
+            << name << ", " << dtype;
+      }
+    }
+  }
+}
+
 /// The weights that dropout keeps depend on the seed and their places alone: not on tiles, not on
 /// the instruction set, not on the dtype.
 TEST(AttendBlock, DropsTheSameWeightsHoweverItComputes) {
@@ -195,7 +282,7 @@ TEST(AttendBlock, GivesOnlyTheGradientsAskedFor) {
   }
 }
 
-/// A gradient penalty, beside the same by operators; tensors in two places, mask, bias and sinks.
+/// A gradient penalty, beside the same by operators; tensors in two places, biases and sinks.
 TEST(AttendBlock, HasASecondDerivative) {
   torch::manual_seed(moved(7));
   Sizes sizes;
@@ -205,8 +292,16 @@ TEST(AttendBlock, HasASecondDerivative) {
     const auto key = shared ? all.query : all.key, value = shared ? all.query : all.value;
     const auto bias = uniform({sizes.L, sizes.S}, at::kDouble).requires_grad_();
     const auto sinks = uniform({sizes.H}, at::kDouble).requires_grad_();
-    const auto options = AttendOptions().causal(true).bias(bias).sinks(sinks).softcap(2.0);
-    std::vector<at::Tensor> inputs = {all.query, bias, sinks};
+    const auto relative = uniform({sizes.H, 5}, at::kDouble).requires_grad_();
+    const auto slopes = uniform({sizes.B, sizes.H}, at::kDouble).requires_grad_();
+    const auto options = AttendOptions()
+                             .causal(true)
+                             .bias(bias)
+                             .sinks(sinks)
+                             .softcap(2.0)
+                             .relative_bias(relative)
+                             .alibi_slopes(slopes);
+    std::vector<at::Tensor> inputs = {all.query, bias, sinks, relative, slopes};
     if (!shared) inputs.insert(inputs.end(), {key, value});
     const auto direction = uniform(all.query.sizes(), at::kDouble);
     const auto penalty = [&](AttendPath path) {
@@ -312,6 +407,31 @@ TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
   const auto once = peak(4096);
   EXPECT_LT(peak(16384), 4.1 * static_cast<double>(once));
   EXPECT_LT(once, 4096 * 4096);  // bytes: a quarter of one L x S matrix
+}
+
+/// Windows, global tokens and biases by distance need none either.
+TEST(AttendBlock, NeedsMemoryLinearInTheLengthByDistance) {
+  const ScopedPath scope(AttendPath::block);
+  const auto peak = [](int64_t length) {
+    const Sizes s{1, 2, 2, length, length, 16, 16};
+    const auto inputs = with_grad(make_inputs(s, at::kFloat));
+    const auto relative = at::zeros({s.H, 257}).requires_grad_();
+    const auto slopes = at::zeros({s.B, s.H}).requires_grad_();
+    const auto options = AttendOptions()
+                             .left_window(64)
+                             .right_window(32)
+                             .global_tokens(at::arange(length).lt(4))
+                             .relative_bias(relative)
+                             .alibi_slopes(slopes)
+                             .key_lengths(at::full({1}, length - 5, at::kLong));
+    const AllocationCounter counter;
+    const auto output = attend(inputs, options);
+    output.sum().backward();
+    return counter.peak();
+  };
+  const auto once = peak(8192);
+  EXPECT_LT(peak(32768), 4.1 * static_cast<double>(once));
+  EXPECT_LT(once, 8192 * 8192);  // bytes: a quarter of one L x S matrix
 }
 
 /// One key head, whose gradients many query heads add up to: float32 sums of bfloat16 gradients,

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "support/expect.h"
@@ -83,6 +84,21 @@ TEST_P(AttendDraft, SeesItsPath) {
               << "L " << length << ", " << before << " before";
         }
       }
+    }
+  }
+}
+
+/// The left side of a window counts along the path, as a window does.
+TEST(AttendDrafts, SeeTheLeftSideOfAWindow) {
+  torch::manual_seed(moved(2));
+  for (const auto& parents : kTrees) {
+    const auto length = static_cast<int64_t>(parents.size());
+    const auto inputs = make_inputs({1, 4, 2, length, length + 9, 6, 5}, at::kDouble);
+    for (const int64_t left : {0, 2, 5}) {
+      const auto draft = AttendOptions().parents(at::tensor(parents, at::kLong));
+      EXPECT_TRUE(attend(inputs, AttendOptions(draft).left_window(left))
+                      .equal(attend(inputs, AttendOptions(draft).window(left + 1))))
+          << "L " << length << ", left " << left;
     }
   }
 }
@@ -181,6 +197,18 @@ TEST_F(AttendDraftErrors, NameWhatIsWrong) {
                       .documents(at::zeros({4}, at::kLong))
                       .key_documents(at::zeros({5}, at::kLong))),
             "attend: documents must be absent with parents");
+  const auto bools = at::zeros({5}, at::kBool), lengths = at::zeros({2}, at::kLong);
+  const std::vector<std::pair<const char*, AttendOptions>> contradictions = {
+      {"right_window", AttendOptions().right_window(1)},
+      {"top_left", AttendOptions().top_left(true)},
+      {"query_lengths", AttendOptions().query_lengths(lengths)},
+      {"key_lengths", AttendOptions().key_lengths(lengths)},
+      {"global_tokens", AttendOptions().window(2).global_tokens(bools)},
+      {"relative_bias", AttendOptions().relative_bias(at::zeros({3, 5}))}};
+  for (const auto& [name, options] : contradictions) {
+    EXPECT_EQ(error(AttendOptions(options).parents(parents)),
+              std::string("attend: ") + name + " must be absent with parents");
+  }
   key = at::zeros({2, 1, 3, 8});
   EXPECT_EQ(error(AttendOptions().parents(parents)),
             "attend: key dim 2 (3) must be at least query dim 2 (4) with parents");

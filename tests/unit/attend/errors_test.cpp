@@ -1,9 +1,12 @@
 #include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
 
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "support/expect.h"
 
@@ -145,6 +148,126 @@ TEST(AttendErrors, RefuseOptionsOutOfRange) {
   EXPECT_EQ(error_of(AttendOptions().scale(std::numeric_limits<double>::infinity())),
             "attend: scale (inf) must be finite and not 0");
   EXPECT_EQ(error_of(AttendOptions().scale(0.0)), "attend: scale (0) must be finite and not 0");
+}
+
+TEST(AttendErrors, NameTheWindowThatIsWrong) {
+  EXPECT_EQ(error_of(AttendOptions().left_window(-1)),
+            "attend: left_window (-1) must be at least 0");
+  EXPECT_EQ(error_of(AttendOptions().right_window(-2)),
+            "attend: right_window (-2) must be at least 0");
+  EXPECT_EQ(error_of(AttendOptions().window(3).left_window(2)),
+            "attend: left_window (2) must be absent with window (3), which sets both sides");
+  EXPECT_EQ(error_of(AttendOptions().window(3).right_window(0)),
+            "attend: right_window (0) must be absent with window (3), which sets both sides");
+}
+
+TEST(AttendErrors, NameTheLengthThatIsWrong) {
+  const auto lengths = [](std::vector<int64_t> numbers) { return at::tensor(numbers, at::kLong); };
+  const auto of_queries = [](const at::Tensor& numbers) {
+    return error_of(AttendOptions().query_lengths(numbers));
+  };
+  const auto of_keys = [](const at::Tensor& numbers) {
+    return error_of(AttendOptions().key_lengths(numbers));
+  };
+  const std::string sizes = "; query [2, 4, 5, 8], key [2, 2, 7, 8]";
+  EXPECT_EQ(of_queries(at::Tensor()), "attend: query_lengths must be defined");
+  EXPECT_EQ(of_keys(at::zeros({2}, at::kInt)), "attend: key_lengths dtype (Int) must be Long");
+  EXPECT_EQ(of_keys(at::zeros({2}, at::device(at::kMeta).dtype(at::kLong))),
+            "attend: key_lengths device (meta) must equal query device (cpu)");
+  EXPECT_EQ(of_queries(lengths({1})), "attend: query_lengths [1] must have the shape [B]" + sizes);
+  EXPECT_EQ(of_keys(lengths({1, 2, 3})), "attend: key_lengths [3] must have the shape [B]" + sizes);
+  EXPECT_EQ(of_queries(lengths({5, 6})),
+            "attend: query_lengths[1] (6) must be at least 0 and at most L (5)" + sizes);
+  EXPECT_EQ(of_keys(lengths({-1, 7})),
+            "attend: key_lengths[0] (-1) must be at least 0 and at most S (7)" + sizes);
+}
+
+TEST(AttendErrors, NameTheGlobalTokensThatDoNotFit) {
+  const auto error = [](const at::Tensor& tokens) {
+    return error_of(AttendOptions().window(2).global_tokens(tokens));
+  };
+  EXPECT_EQ(error(at::Tensor()), "attend: global_tokens must be defined");
+  EXPECT_EQ(error(at::zeros({7}, at::kLong)), "attend: global_tokens dtype (Long) must be Bool");
+  EXPECT_EQ(error(at::zeros({5}, at::kBool)),
+            "attend: global_tokens [5] must have the shape [S] or [B, S]; query [2, 4, 5, 8], key "
+            "[2, 2, 7, 8]");
+  EXPECT_EQ(error(at::zeros({1, 7}, at::kBool)),
+            "attend: global_tokens [1, 7] must have the shape [S] or [B, S]; query [2, 4, 5, 8], "
+            "key [2, 2, 7, 8]");
+  EXPECT_EQ(error(at::zeros({7}, at::device(at::kMeta).dtype(at::kBool))),
+            "attend: global_tokens device (meta) must equal query device (cpu)");
+}
+
+TEST(AttendErrors, NameWhatIsWrongInARelativeBias) {
+  const auto bias_error = [](const at::Tensor& bias) {
+    return error_of(AttendOptions().relative_bias(bias));
+  };
+  EXPECT_EQ(bias_error(at::Tensor()), "attend: relative_bias must be defined");
+  EXPECT_EQ(bias_error(at::zeros({9})),
+            "attend: relative_bias rank (1) must equal 2; relative_bias [9]");
+  EXPECT_EQ(bias_error(at::zeros({4, 9}, at::kLong)),
+            "attend: relative_bias dtype (Long) must be Float, Double, BFloat16 or Half");
+  EXPECT_EQ(bias_error(at::zeros({3, 9})),
+            "attend: relative_bias dim 0 (3) must equal query dim 1 (4); query [2, 4, 5, 8]");
+  EXPECT_EQ(bias_error(at::zeros({4, 8})),
+            "attend: relative_bias dim 1 (8) must be odd: 2 R + 1 numbers for distances from -R "
+            "to R; relative_bias [4, 8]");
+  EXPECT_EQ(bias_error(at::zeros({4, 0})),
+            "attend: relative_bias dim 1 (0) must be odd: 2 R + 1 numbers for distances from -R "
+            "to R; relative_bias [4, 0]");
+  const auto error = [](const at::Tensor& positions) {
+    return error_of(AttendOptions().relative_bias(at::zeros({4, 3})).relative_positions(positions));
+  };
+  EXPECT_EQ(error_of(AttendOptions().relative_positions(at::zeros({7}, at::kLong))),
+            "attend: relative_positions needs relative_bias");
+  EXPECT_EQ(error(at::Tensor()), "attend: relative_positions must be defined");
+  EXPECT_EQ(error(at::zeros({7}, at::kInt)), "attend: relative_positions dtype (Int) must be Long");
+  EXPECT_EQ(error(at::zeros({5}, at::kLong)),
+            "attend: relative_positions [5] must have the shape [S] or [B, S]; query [2, 4, 5, "
+            "8], key [2, 2, 7, 8]");
+}
+
+/// Queries before the first key, or behind the last one.
+TEST(AttendErrors, NameThePositionsThatAreNone) {
+  const auto error = [](int64_t length, const AttendOptions& options) {
+    return error_of(at::zeros({2, 4, length, 8}), a_key(), a_key(),
+                    AttendOptions(options)
+                        .relative_bias(at::zeros({4, 3}))
+                        .relative_positions(at::zeros({7}, at::kLong)));
+  };
+  EXPECT_EQ(error(9, {}),
+            "attend: relative_positions must have an element for the position of each query, "
+            "which are -2 to 6; S 7");
+  EXPECT_EQ(error(9, AttendOptions().top_left(true)),
+            "attend: relative_positions must have an element for the position of each query, "
+            "which are 0 to 8; S 7");
+  const auto keys = at::tensor({7, 2}, at::kLong), queries = at::tensor({5, 3}, at::kLong);
+  EXPECT_EQ(error(5, AttendOptions().key_lengths(keys).query_lengths(queries)),
+            "attend: relative_positions must have an element for the position of each query, "
+            "which are -1 to 6; S 7");
+  // Queries that do not exist need no position.
+  attend(at::zeros({2, 4, 9, 8}), a_key(), a_key(),
+         AttendOptions()
+             .relative_bias(at::zeros({4, 3}))
+             .relative_positions(at::zeros({7}, at::kLong))
+             .top_left(true)
+             .query_lengths(at::tensor({7, 0}, at::kLong)));
+}
+
+TEST(AttendErrors, NameTheBatchesOfAMaskThatDoNotDivide) {
+  const auto error = [](at::IntArrayRef shape) {
+    return error_of(AttendOptions().mask(at::ones(shape, at::kBool)).mask_batch(MaskBatch::cycled));
+  };
+  EXPECT_EQ(error({3, 5, 7}),
+            "attend: mask dim 0 (3) must divide B (2) with mask_batch; mask [3, 5, 7], query [2, "
+            "4, 5, 8], key [2, 2, 7, 8]");
+  EXPECT_EQ(error({0, 1, 5, 7}),
+            "attend: mask dim 0 (0) must divide B (2) with mask_batch; mask [0, 1, 5, 7], query "
+            "[2, 4, 5, 8], key [2, 2, 7, 8]");
+  EXPECT_EQ(
+      error_of(AttendOptions().bias(at::zeros({4, 1, 5, 7})).mask_batch(MaskBatch::repeated)),
+      "attend: bias dim 0 (4) must divide B (2) with mask_batch; bias [4, 1, 5, 7], query [2, 4, "
+      "5, 8], key [2, 2, 7, 8]");
 }
 
 TEST(AttendErrors, NameTheFunctionThatWasCalled) {

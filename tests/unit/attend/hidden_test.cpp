@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "attend/attend_lengths.h"
+#include "support/dense.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
@@ -25,7 +26,7 @@
 #include "unit/reference_cases.h"
 #include "unit/routes.h"
 
-// Keys that mask, causal, window and documents hide have no influence on any result.
+// Keys that mask, causal, windows, documents and lengths hide have no influence on any result.
 
 namespace heed::test::hidden {
 namespace {
@@ -53,6 +54,12 @@ std::vector<HidingCase> hiding_cases() {
   mask.narrow(1, 30, 20).fill_(false);
   const auto documents = at::arange(70).floor_divide(19);
   const auto sinks = at::rand({square.H});
+  const auto global = at::arange(70).remainder(23).eq(5);
+  const auto lengths = [](std::vector<int64_t> numbers) { return at::tensor(numbers, at::kLong); };
+  const auto padded =
+      AttendOptions().query_lengths(lengths({70, 33})).key_lengths(lengths({40, 66}));
+  const auto relative = uniform({square.H, 9}, at::kFloat);
+  const auto slopes = uniform({square.B, square.H}, at::kFloat) * 0.1;
   return {
       {"mask", square, AttendOptions().mask(mask)},
       {"mask and softcap", square, AttendOptions().mask(mask).softcap(2.0)},
@@ -71,12 +78,34 @@ std::vector<HidingCase> hiding_cases() {
        AttendOptions()
            .documents(at::tensor({0, 5, 2}, at::kLong))
            .key_documents(at::arange(200).floor_divide(67))},
+      {"two sides, L > S", shorter, AttendOptions().left_window(2).right_window(1)},
+      {"two sides and a relative bias", longer,
+       AttendOptions().left_window(3).right_window(9).relative_bias(relative)},
+      {"global tokens and mask", square,
+       AttendOptions().left_window(1).right_window(3).global_tokens(global).mask(mask)},
+      {"global tokens and causal", longer,
+       AttendOptions().window(5).global_tokens(global).causal(true).alibi_slopes(slopes)},
+      {"few queries and global tokens", few,
+       AttendOptions()
+           .left_window(20)
+           .global_tokens(at::arange(200).remainder(90).eq(1))
+           .causal(true)},
+      {"lengths", square, AttendOptions(padded).causal(true).sinks(sinks)},
+      {"lengths and distances", square,
+       AttendOptions(padded).relative_bias(relative).alibi_slopes(slopes).softcap(2.0)},
+      {"lengths and global tokens", square,
+       AttendOptions(padded).window(4).global_tokens(global).top_left(true)},
+      {"lengths of few queries", few,
+       AttendOptions().causal(true).relative_bias(relative).key_lengths(lengths({0, 130}))},
+      {"top left", longer, AttendOptions().top_left(true).causal(true)},
+      {"top left and a window, L > S", shorter, AttendOptions().top_left(true).window(3)},
   };
 }
 
-/// `tensor` [B, G, S, D] with `poison` where `shown` [B, G, S] is false.
+/// A copy of `tensor` [B, G, S, D] with the strides it has, on which rounding depends, and with
+/// `poison` where `shown` [B, G, S] is false.
 at::Tensor poisoned(const at::Tensor& tensor, const at::Tensor& shown, float poison) {
-  return tensor.detach().masked_fill(shown.logical_not().unsqueeze(3), poison);
+  return tensor.detach().clone().masked_fill_(shown.logical_not().unsqueeze(3), poison);
 }
 
 struct Results {
@@ -94,9 +123,8 @@ Results results_of(const Inputs& inputs, const AttendOptions& options,
     leaves.push_back(tensor.detach().requires_grad_());
   }
   auto own = options;
-  if (options.sinks()) {
-    own.sinks(options.sinks()->detach().requires_grad_());
-    leaves.push_back(*own.sinks());
+  for (auto* const tensor : {&own.sinks(), &own.relative_bias(), &own.alibi_slopes()}) {
+    if (*tensor) leaves.push_back(tensor->emplace((*tensor)->detach().requires_grad_()));
   }
   const auto output = attend(leaves[0], leaves[1], leaves[2], own);
   Results results{{output.detach()}};
@@ -132,7 +160,7 @@ TEST_P(Hidden, HasNoInfluence) {
   torch::manual_seed(moved(11));
   for (const auto& c : hiding_cases()) {
     const auto inputs = make_inputs(c.sizes, GetParam());
-    const auto seen = seen_pairs(reference_input(inputs, c.options));
+    const auto seen = dense_mask(inputs, c.options);
     const auto& s = c.sizes;
     const auto keys = seen.any(2).view({s.B, s.G, s.H / s.G, s.S}).any(2);
     const auto queries = seen.any(3);
@@ -300,6 +328,34 @@ TEST(HiddenTiles, AreLeftOutWithoutATrace) {
             attend_with_weights(inputs, AttendOptions().bias(bias).causal(causal));
         EXPECT_TRUE(output.equal(same)) << name << ", " << route.name;
         EXPECT_TRUE(weights.equal(same_weights)) << name << ", " << route.name;
+      }
+    }
+  }
+}
+
+TEST(HiddenTiles, AreThoseOfWindowsThatGlobalTokensLift) {
+  torch::manual_seed(moved(16));
+  const Sizes s{2, 2, 1, 300, 400, 24, 24};
+  const auto inputs = make_inputs(s, at::kFloat);
+  const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, at::kFloat);
+  const std::vector<std::pair<std::string, at::Tensor>> tokens = {
+      {"few", at::arange(400).remainder(211).eq(7)},
+      {"the first", at::arange(400).lt(20)},
+      {"of each batch", at::rand({s.B, s.S}).lt(0.05)},
+      {"none", at::zeros({400}, at::kBool)},
+      {"all", at::ones({400}, at::kBool)}};
+  for (const auto& [name, global] : tokens) {
+    for (const auto& window : {AttendOptions().window(9), AttendOptions().left_window(70),
+                               AttendOptions().left_window(3).right_window(40).top_left(true)}) {
+      for (const bool causal : {false, true}) {
+        const auto options = AttendOptions(window).global_tokens(global).causal(causal);
+        const auto mask = AttendOptions().mask(dense_mask(inputs, options));
+        for (const auto& route : routes()) {
+          if (route.path != AttendPath::block) continue;
+          const ScopedRoute in_force(route);
+          expect_same(results_of(inputs, options, gradient), results_of(inputs, mask, gradient),
+                      /*to_the_bit=*/true, 0.0, name + ", " + route.name);
+        }
       }
     }
   }

@@ -25,6 +25,7 @@
 
 #include "attend/paged_call.h"
 #include "attend/shared_pages.h"
+#include "support/dense.h"
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/memory.h"
@@ -95,7 +96,7 @@ struct Paged {
     for (size_t n = 0; n < keys.size(); ++n) {
       const Inputs inputs = {query.narrow(0, row, queries[n]).transpose(0, 1).unsqueeze(0),
                              dense_keys[n], dense_values[n]};
-      const auto output = reference(inputs, options).output;
+      const auto output = dense_reference(inputs, options).output;
       outputs.push_back(output.squeeze(0).transpose(0, 1));
       row += queries[n];
     }
@@ -128,11 +129,18 @@ const std::vector<Case> kCases = {
 
 std::vector<std::pair<const char*, AttendOptions>> variants() {
   const auto sinks = at::tensor({0.5, -1.0, 2.0, 0.0});
+  const auto relative = uniform({kHeads, 15}, at::kFloat);
   return {
       {"plain", {}},
       {"causal", AttendOptions().causal(true)},
       {"causal, window 20", AttendOptions().causal(true).window(20)},
       {"window 3, scale", AttendOptions().window(3).scale(0.4)},
+      {"left 20, causal", AttendOptions().causal(true).left_window(20)},
+      {"left 3, right 1", AttendOptions().left_window(3).right_window(1)},
+      {"right 0", AttendOptions().right_window(0)},
+      {"relative bias", AttendOptions().relative_bias(relative)},
+      {"relative bias, left 9",
+       AttendOptions().causal(true).left_window(9).relative_bias(relative)},
       {"softcap, ALiBi, sinks",
        AttendOptions().causal(true).softcap(1.5).alibi_slopes(alibi_slopes(kHeads)).sinks(sinks)}};
 }
@@ -140,6 +148,7 @@ std::vector<std::pair<const char*, AttendOptions>> variants() {
 AttendOptions on_device(AttendOptions options, at::Device device) {
   if (auto& slopes = options.alibi_slopes()) slopes = slopes->to(device);
   if (auto& sinks = options.sinks()) sinks = sinks->to(device);
+  if (auto& bias = options.relative_bias()) bias = bias->to(device);
   return options;
 }
 
@@ -437,6 +446,30 @@ TEST_F(AttendPagedErrors, RefuseWhatHasNoMeaningThere) {
             "attend_paged: bias must be absent: sequences differ in shape");
   EXPECT_EQ(error(AttendOptions().dropout(0.5)),
             "attend_paged: dropout (0.5) must be 0: pages are for inference");
+  const auto numbers = at::zeros({2}, at::kLong);
+  const std::string of_lengths = " must be absent: the lengths say what a query may see",
+                    of_shapes = " must be absent: sequences differ in shape";
+  for (const auto& options :
+       {AttendOptions().query_lengths(numbers), AttendOptions().key_lengths(numbers)}) {
+    EXPECT_EQ(error(options), "attend_paged: query_lengths and key_lengths" + of_lengths);
+  }
+  EXPECT_EQ(error(AttendOptions().global_tokens(at::zeros({4}, at::kBool))),
+            "attend_paged: global_tokens" + of_shapes);
+  EXPECT_EQ(error(AttendOptions().relative_positions(numbers)),
+            "attend_paged: relative_positions" + of_shapes);
+  EXPECT_EQ(error(AttendOptions().top_left(true)),
+            "attend_paged: top_left must be absent: the last query is at the last key");
+  EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({2, 4}))),
+            "attend_paged: alibi_slopes rank (2) must equal 1; alibi_slopes [2, 4]");
+  EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({4}).requires_grad_())),
+            "attend_paged: alibi_slopes must not require grad: use torch::NoGradGuard");
+  EXPECT_EQ(error(AttendOptions().relative_bias(at::zeros({4, 3}).requires_grad_())),
+            "attend_paged: relative_bias must not require grad: use torch::NoGradGuard");
+  const auto parents = at::full({4}, -1, at::kLong);
+  EXPECT_EQ(error(AttendOptions().parents(parents).relative_bias(at::zeros({4, 3}))),
+            "attend_paged: relative_bias must be absent with parents");
+  EXPECT_EQ(error(AttendOptions().parents(parents).right_window(2)),
+            "attend_paged: right_window must be absent with parents");
   query.requires_grad_();
   EXPECT_EQ(error(),
             "attend_paged: query must not require grad: pages hold no gradients; use "

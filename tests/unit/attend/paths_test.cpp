@@ -174,18 +174,35 @@ TEST(Attend, GivesShapesOnTheMetaDevice) {
   const auto key = at::empty({sizes.B, sizes.G, sizes.S, sizes.D}, meta);
   const auto value = at::empty({sizes.B, sizes.G, sizes.S, sizes.Dv}, meta);
   const auto scores = at::empty({sizes.L, sizes.S}, meta), heads = at::empty({sizes.H}, meta);
-  const std::vector<AttendOptions> all = {AttendOptions(),
-                                          AttendOptions().causal(true),
-                                          AttendOptions().window(3),
-                                          AttendOptions().causal(true).window(3),
-                                          AttendOptions().mask(scores.to(at::kBool)),
-                                          AttendOptions().mask(scores.to(at::kLong)).causal(true),
-                                          AttendOptions().bias(scores),
-                                          AttendOptions().bias(scores).causal(true),
-                                          AttendOptions().dropout(0.5).scale(2.0),
-                                          AttendOptions().softcap(2.0).causal(true),
-                                          AttendOptions().alibi_slopes(heads).causal(true),
-                                          AttendOptions().sinks(heads).window(2)};
+  std::vector<AttendOptions> all = {AttendOptions(),
+                                    AttendOptions().causal(true),
+                                    AttendOptions().window(3),
+                                    AttendOptions().causal(true).window(3),
+                                    AttendOptions().mask(scores.to(at::kBool)),
+                                    AttendOptions().mask(scores.to(at::kLong)).causal(true),
+                                    AttendOptions().bias(scores),
+                                    AttendOptions().bias(scores).causal(true),
+                                    AttendOptions().dropout(0.5).scale(2.0),
+                                    AttendOptions().softcap(2.0).causal(true),
+                                    AttendOptions().alibi_slopes(heads).causal(true),
+                                    AttendOptions().sinks(heads).window(2)};
+  const auto lengths = at::empty({sizes.B}, meta.dtype(at::kLong));
+  const auto tokens = at::empty({sizes.B, sizes.S}, meta.dtype(at::kLong));
+  const auto relative = at::empty({sizes.H, 5}, meta);
+  const std::vector<AttendOptions> by_place = {
+      AttendOptions().left_window(2).right_window(1),
+      AttendOptions().top_left(true).causal(true),
+      AttendOptions().window(2).global_tokens(tokens.to(at::kBool)),
+      AttendOptions().query_lengths(lengths).key_lengths(lengths).causal(true),
+      AttendOptions()
+          .key_lengths(lengths)
+          .documents(tokens.narrow(1, 0, sizes.L))
+          .key_documents(tokens),
+      AttendOptions().alibi_slopes(at::empty({sizes.B, sizes.H}, meta)),
+      AttendOptions().relative_bias(relative),
+      AttendOptions().relative_bias(relative).relative_positions(tokens).key_lengths(lengths),
+      AttendOptions().mask(scores.to(at::kBool).unsqueeze(0)).mask_batch(MaskBatch::cycled)};
+  all.insert(all.end(), by_place.begin(), by_place.end());
   for (size_t i = 0; i < all.size(); ++i) {
     EXPECT_EQ(attend(query, key, value, all[i]).sizes(),
               at::IntArrayRef({sizes.B, sizes.H, sizes.L, sizes.Dv}))
@@ -331,10 +348,29 @@ TEST(Attend, GivesEmptyOrZeroForEmptyInput) {
              {0, 5, 5}, {2, 0, 5}, {2, 5, 0}, {2, 0, 0}, {0, 0, 0}}) {
       const Sizes sizes{batch, 4, 2, length, key_length, 8, 8};
       const auto bias = at::zeros({length, key_length}).requires_grad_();
-      for (const auto& options :
-           {AttendOptions(), AttendOptions().causal(true).window(2),
-            AttendOptions().mask(at::ones({batch, length, key_length}, at::kBool)),
-            AttendOptions().bias(bias).dropout(0.5)}) {
+      const auto relative = at::zeros({sizes.H, 3}).requires_grad_();
+      const auto slopes = at::zeros({batch, sizes.H}).requires_grad_();
+      const auto lengths = [&](int64_t each) { return at::full({batch}, each, at::kLong); };
+      const auto tokens = at::ones({batch, key_length}, at::kBool);
+      const auto padded =
+          AttendOptions().query_lengths(lengths(length)).key_lengths(lengths(key_length));
+      std::vector<AttendOptions> all = {
+          AttendOptions(),
+          AttendOptions().causal(true).window(2),
+          AttendOptions().mask(at::ones({batch, length, key_length}, at::kBool)),
+          AttendOptions().bias(bias).dropout(0.5),
+          AttendOptions().relative_bias(relative).alibi_slopes(slopes).left_window(1),
+          AttendOptions().window(1).global_tokens(tokens),
+          AttendOptions(padded).causal(true),
+          AttendOptions(padded).window(1).global_tokens(at::ones({key_length}, at::kBool)),
+          AttendOptions(padded)
+              .documents(at::zeros({length}, at::kLong))
+              .key_documents(at::zeros({key_length}, at::kLong))};
+      if (length <= key_length) {
+        all.push_back(AttendOptions().relative_bias(relative).relative_positions(
+            at::zeros({batch, key_length}, at::kLong)));
+      }
+      for (const auto& options : all) {
         const auto inputs = make_inputs(sizes, dtype);
         const auto leaves = leaves_of(inputs);
         const auto output = attend(inputs, options);

@@ -233,9 +233,10 @@ TEST(AttendScoresErrors, NameTheArgumentAndItsValue) {
   EXPECT_EQ(error(AttendOptions().sinks(at::zeros({4}, at::kLong))),
             "attend: sinks dtype (Long) must be Float, Double, BFloat16 or Half");
   EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({1, 4}))),
-            "attend: alibi_slopes rank (2) must equal 1; alibi_slopes [1, 4]");
-  EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({4}).requires_grad_())),
-            "attend: alibi_slopes must not require grad: pass -slope * |p - j| as bias");
+            "attend: alibi_slopes dim 0 (1) must equal query dim 0 (2); query [2, 4, 5, 8], "
+            "alibi_slopes [1, 4]");
+  EXPECT_EQ(error(AttendOptions().alibi_slopes(at::zeros({2, 1, 4}))),
+            "attend: alibi_slopes rank (3) must equal 1; alibi_slopes [2, 1, 4]");
   EXPECT_ERROR("alibi_slopes: heads (0) must be at least 1", alibi_slopes(0));
 }
 

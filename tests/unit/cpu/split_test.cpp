@@ -141,6 +141,23 @@ TEST(SplitOfWork, KeepsThreadsWhereCostsDoNotFall) {
   EXPECT_EQ(threads_for(AttendOptions(causal).documents(at::arange(1024).div(64, "floor"))), 32);
 }
 
+/// Beside global tokens, only the keys of windows and of these tokens cost anything.
+TEST(SplitOfWork, IsWhatWindowsAndGlobalTokensShow) {
+  const auto tensor = at::empty({1, 1, 4096, kHeadDim});
+  for (const auto use : {LayoutUse::forward, LayoutUse::backward}) {
+    const auto cost = [&](const AttendOptions& options) {
+      const auto problem = detail::make_problem("split", tensor, tensor, tensor, options);
+      const BlockLayout layout(problem, use, 4);
+      const auto costs = task_costs(layout, use);
+      return static_cast<double>(std::accumulate(costs.begin(), costs.end(), int64_t{0}));
+    };
+    const auto windows = AttendOptions().left_window(64).right_window(64);
+    const auto global = at::arange(4096).lt(3);
+    EXPECT_LT(cost(AttendOptions(windows).global_tokens(global)), 0.07 * cost({}));
+    EXPECT_LT(cost(AttendOptions(windows).global_tokens(global).causal(true)), 0.05 * cost({}));
+  }
+}
+
 /// The keys of each split.
 std::vector<int64_t> split_costs(const detail::Splits& splits) {
   std::vector<int64_t> costs;

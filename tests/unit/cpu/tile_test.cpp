@@ -167,7 +167,8 @@ TEST_F(Tile, KnowsTheStripsInWhichNothingIsHidden) {
 
 TEST_F(ShownKeys, TakesNoNoticeOfWhatHidesNothing) {
   const auto hides = [](const AttendOptions& options) {
-    return detail::ShownKeys(problem_of(options, 70)).hides();
+    const auto problem = problem_of(options, 70);
+    return detail::ShownKeys(problem).hides();
   };
   EXPECT_FALSE(hides(AttendOptions().mask(at::ones({70, 70}, at::kBool))));
   EXPECT_FALSE(hides(AttendOptions().documents(at::ones({70}, at::kLong) * 9)));
@@ -191,8 +192,9 @@ TEST_F(ShownKeys, SeesWhatAMaskShows) {
   for (const auto& mask : {wide, transposed, sliced}) {
     const Sizes s{2, 4, 4, 70, 1100, 8, 8};
     const auto inputs = make_inputs(s, at::kFloat);
-    const detail::ShownKeys shown_keys(detail::make_problem(
-        "test", inputs.query, inputs.key, inputs.value, AttendOptions().mask(mask)));
+    const auto problem = detail::make_problem("test", inputs.query, inputs.key, inputs.value,
+                                              AttendOptions().mask(mask));
+    const detail::ShownKeys shown_keys(problem);
     for (const int64_t i : {0, 5, 69}) {
       for (const int64_t cell : {0, 3, 30, 64, 68}) {
         const auto count = std::min<int64_t>(64, 69 - cell);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/forced_path.h"
 #include "support/expect.h"
 #include "support/failing_memory.h"
 #include "support/inputs.h"
@@ -152,6 +153,9 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
   try_numbers("RotaryEmbedding", 2, [](const auto& n) {
     RotaryEmbedding(RotaryEmbeddingOptions(n[0]).rotary_dim(n[1]));
   });
+  try_numbers("RotaryEmbedding, sections", 3, [](const auto& n) {
+    RotaryEmbedding(RotaryEmbeddingOptions(8).sections({n[0], n[1], n[2]}));
+  });
   const RotaryEmbedding rotary(RotaryEmbeddingOptions(4));
   try_numbers("angles", 2, [&](const auto& n) { rotary->angles(n[0], n[1], at::kFloat); });
   const TransformerBlockOptions block(GroupQueryAttentionOptions(2, 1, 1));
@@ -173,6 +177,22 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
               [](const auto& n) { GradScaler(GradScalerOptions().growth_interval(n[0])); });
 }
 
+/// Distances that no int64 holds are as far as any.
+TEST(ExtremeIntegers, AreRelativePositions) {
+  torch::manual_seed(moved(2));
+  const auto heads = uniform({1, 2, 3, 4}, at::kFloat);
+  const auto relative = uniform({2, 7}, at::kFloat);
+  for (const auto path : {AttendPath::block, AttendPath::decode, AttendPath::math}) {
+    const detail::ScopedPath in_force(path);
+    const auto attended = [&](const Numbers& positions) {
+      return attend(heads, heads, heads,
+                    AttendOptions().relative_bias(relative).relative_positions(
+                        at::tensor(positions, at::kLong)));
+    };
+    EXPECT_TRUE(attended({kLeast, 1, kMost}).equal(attended({-100, 1, 100}))) << to_string(path);
+  }
+}
+
 TEST(ExtremeIntegers, AreTakenOrRefusedByFunctions) {
   torch::manual_seed(moved(1));
   const auto heads = uniform({1, 2, 3, 4}, at::kFloat);
@@ -180,6 +200,16 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByFunctions) {
   try_numbers("attend", 1, [&](const auto& n) {
     attend(heads, heads, heads, AttendOptions().window(n[0]).causal(true));
     attend(heads, heads, heads, AttendOptions().window(n[0]));
+  });
+  try_numbers("attend, two sides", 2, [&](const auto& n) {
+    const auto options = AttendOptions().left_window(n[0]).right_window(n[1]);
+    attend(heads, heads, heads, options);
+    attend(heads, heads, heads, AttendOptions(options).top_left(true).causal(true));
+    attend(heads, heads, heads, AttendOptions(options).global_tokens(at::ones({3}, at::kBool)));
+  });
+  try_numbers("attend, lengths", 2, [&](const auto& n) {
+    const auto of = [&](int64_t length) { return at::full({heads.size(0)}, length, at::kLong); };
+    attend(heads, heads, heads, AttendOptions().query_lengths(of(n[0])).key_lengths(of(n[1])));
   });
   try_numbers("attend, a tree", 3, [&](const auto& n) {
     attend(heads, heads, heads,

@@ -67,7 +67,8 @@ TEST(NumberOptions, OfAttentionTakeNoBool) {
   expect_numbers<MultiHeadAttentionOptions>(
       HEED_OPTION(head_nums), HEED_OPTION(emb_dim), HEED_OPTION(dropout), HEED_OPTION(key_emb_dim),
       HEED_OPTION(value_emb_dim), HEED_OPTION(head_dim), HEED_OPTION(value_head_dim),
-      HEED_OPTION(scale), HEED_OPTION(window), HEED_OPTION(softcap));
+      HEED_OPTION(scale), HEED_OPTION(window), HEED_OPTION(left_window), HEED_OPTION(right_window),
+      HEED_OPTION(softcap));
   expect_numbers<ResidualAttentionOptions>(HEED_OPTION(dropout), HEED_OPTION(eps));
   expect_numbers<ScaledDotProductAttentionOptions>(HEED_OPTION(temperature), HEED_OPTION(dropout));
   expect_numbers<SelfAttentionOptions>(HEED_OPTION(embed_size), HEED_OPTION(heads));

@@ -314,6 +314,10 @@ TEST(Modules, SetOptionsOfTheirBaseInAnyOrder) {
   const auto options = MultiHeadAttentionOptions(8, 2).causal(true).dropout(0.0).head_nums(4);
   EXPECT_EQ(printed(MultiHeadAttention(options)),
             "heed::MultiHeadAttention(emb_dim=8, head_nums=4, dropout=0, causal=true)");
+  EXPECT_EQ(printed(MultiHeadAttention(
+                MultiHeadAttentionOptions(8, 2).top_left(true).left_window(3).right_window(0))),
+            "heed::MultiHeadAttention(emb_dim=8, head_nums=2, dropout=0.1, top_left=true, "
+            "left_window=3, right_window=0)");
 }
 
 TEST(Modules, AreFoundInSequentialByTheirClass) {

@@ -158,9 +158,10 @@ struct KernelAttention : public torch::autograd::Function<KernelAttention> {
   }
 
   static void replace_wrong(const Call& call, Gradients& found, const Gradients& expected) {
-    constexpr const char* kNames[] = {"the gradient of query", "the gradient of key",
-                                      "the gradient of value", "the gradient of bias",
-                                      "the gradient of sinks"};
+    constexpr const char* kNames[] = {
+        "the gradient of query",       "the gradient of key",   "the gradient of value",
+        "the gradient of bias",        "the gradient of sinks", "the gradient of relative_bias",
+        "the gradient of alibi_slopes"};
     for (size_t i = 0; i < found.size(); ++i) {
       if (call.wanted[i] && !verify(call.kernel, call.problem, kNames[i], found[i], expected[i])) {
         found[i] = expected[i];
@@ -195,9 +196,11 @@ Attended checked(Kernel kernel, const Problem& problem) {
 
 /// False for problems that neither kernel computes, such as those with ALiBi or a softcap.
 bool may_use_kernels(const Problem& problem) {
-  return query_blocks_path::takes(problem) && problem.query.is_cuda() &&
-         !problem.alibi_slopes.defined() && problem.softcap == 0.0 && problem.rounds() &&
-         !(problem.padded() && problem.needs_grad());
+  const bool adds = problem.alibi_slopes.defined() || problem.relative_bias.defined();
+  return query_blocks_path::takes(problem) && problem.query.is_cuda() && !adds &&
+         !problem.global_keys.defined() && !problem.top_left &&
+         problem.mask_batch == MaskBatch::each && problem.softcap == 0.0 && problem.rounds() &&
+         !(problem.padded() && (problem.needs_grad() || problem.documents.defined()));
 }
 
 constexpr auto kFlash = "aten::_flash_attention_forward";
@@ -212,7 +215,7 @@ bool is_half(const Problem& problem) {
 /// FlashAttention 2.7 the lse had room for the longest length in each, which would be too much
 /// memory; later versions return "rng_state".
 bool can_sort_documents(const Problem& problem) {
-  return !problem.window && problem.query_length() == problem.key_length() &&
+  return !problem.has_window() && problem.query_length() == problem.key_length() &&
          problem.documents.is_same(problem.key_documents) && returns(kFlash, "rng_state");
 }
 
@@ -230,8 +233,9 @@ bool may_use_flash(const Problem& problem) {
 /// the start of a sequence, or from its end if there are at least as many keys as queries. In
 /// gradients it counts a window from the start only; see KernelForm::add_queries.
 bool counts_keys(const Problem& problem) {
-  if (!problem.causal) return !problem.window;
-  const bool window_gradients = problem.window && problem.needs_grad();
+  if (!problem.causal) return !problem.has_window();
+  if (const auto* padded = problem.padded()) return padded->enough_keys;
+  const bool window_gradients = problem.left_window && problem.needs_grad();
   if (const auto* packed = problem.packed()) {
     return packed->same_offsets || (packed->enough_keys && !window_gradients);
   }
@@ -244,11 +248,17 @@ bool counts_keys(const Problem& problem) {
 /// its output for head dims above 128.
 bool can_pack(const Problem& problem) {
   constexpr int64_t kWritten = 128;
-  const bool may_lack_keys =
-      problem.padded() || (problem.packed() && !problem.packed()->same_offsets);
+  const bool has_all_keys = !problem.padded() && problem.packed()->same_offsets;
   const bool narrow = problem.head_dim() <= kWritten && problem.value_head_dim() <= kWritten;
-  return problem.dropout == 0.0 && !problem.has_scores() && (narrow || !may_lack_keys) &&
+  return problem.dropout == 0.0 && !problem.has_scores() && (narrow || has_all_keys) &&
          (!problem.documents.defined() || can_sort_documents(problem));
+}
+
+/// Whether a query may see no key, as far as the host knows.
+bool may_lack_keys(const Problem& problem) {
+  if (const auto* padded = problem.padded()) return !padded->enough_keys;
+  const auto* packed = problem.packed();
+  return problem.has_scores() || (packed && !packed->same_offsets && !packed->enough_keys);
 }
 
 bool may_use_efficient(const Problem& problem) {
@@ -259,7 +269,7 @@ bool may_use_efficient(const Problem& problem) {
          !problem.documents.defined() &&  // the lse would need L numbers per document
          // For a query without keys the kernel writes the lse 0, which a query with keys can have
          // too.
-         (!problem.has_scores() || problem.wanted != Wanted::output_and_lse) &&
+         (!may_lack_keys(problem) || problem.wanted != Wanted::output_and_lse) &&
          counts_keys(problem) && (!problem.has_lengths() || can_pack(problem)) &&
          at::globalContext().userEnabledMemEfficientSDP() && has_cuda_kernel(kEfficient);
 }

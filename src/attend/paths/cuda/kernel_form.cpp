@@ -6,6 +6,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -75,6 +76,8 @@ at::Tensor in_turn(const at::Tensor& first, const at::Tensor& second) {
 }  // namespace
 
 KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem), own_(problem) {
+  own_.mask = with_block_mask(own_.mask, own_, {0, own_.query_length()}, {0, own_.key_length()});
+  own_.block_mask.reset();
   if (own_.documents.defined()) {
     auto sorted = sort_documents(own_);
     own_ = std::move(sorted.problem);
@@ -82,7 +85,7 @@ KernelForm::KernelForm(Kernel kernel, const Problem& problem) : given_(problem),
   }
   if (kernel == Kernel::efficient) {
     drop_blind_queries();
-    if (own_.window && own_.needs_grad()) add_queries(*own_.window);
+    if (own_.left_window && own_.needs_grad()) add_queries(*own_.left_window);
     group_queries();
     repeat_keys();
   }
@@ -101,7 +104,7 @@ void KernelForm::drop_blind_queries() {
   own_.query = own_.query.narrow(2, blind_queries_, seeing);
   if (seeing == 1) {  // the only query sees the only key
     own_.causal = false;
-    own_.window.reset();
+    own_.left_window.reset();
   }
   for (auto* scores : {&own_.mask, &own_.bias}) {
     if (scores->defined() && scores->size(2) > 1) {
@@ -113,9 +116,9 @@ void KernelForm::drop_blind_queries() {
 /// Makes queries and keys equally many, because before LibTorch 2.15 the gradients of a window are
 /// right only then. Keys that no query sees are left out, and queries of zeros are put before the
 /// others.
-void KernelForm::add_queries(int64_t window) {
-  const auto keys = std::min(own_.key_length(), own_.query_length() + window - 1);
-  if (own_.packed() || keys <= own_.query_length()) return;
+void KernelForm::add_queries(int64_t left_window) {
+  if (own_.packed() || own_.key_length() <= own_.query_length()) return;
+  const auto keys = std::min(own_.key_length(), own_.query_length() + left_window);
   own_.key = own_.key.narrow(2, own_.key_length() - keys, keys);
   own_.value = own_.value.narrow(2, own_.value.size(2) - keys, keys);
   added_queries_ = keys - own_.query_length();
@@ -125,7 +128,7 @@ void KernelForm::add_queries(int64_t window) {
 /// Makes padded sequences packed ones, in a call without gradients. If sequences have fewer than L
 /// queries, each becomes two sequences: its queries, then its padding, which sees no key.
 void KernelForm::pack_padded(const PaddedSequences& padded) {
-  const auto [query_lengths, key_lengths] = padded;
+  const auto& [query_lengths, key_lengths, enough_keys] = padded;
   const auto length = own_.query_length();
   auto keys = rows_of_batch(own_.key), values = rows_of_batch(own_.value);
   if (keys.apart != values.apart) {
@@ -135,7 +138,7 @@ void KernelForm::pack_padded(const PaddedSequences& padded) {
   PackedSequences packed;
   packed.longest_query = length;
   packed.longest_key = own_.key_length();
-  packed.enough_keys = true;
+  packed.enough_keys = enough_keys;
   const auto batch = at::arange(own_.batch() + 1, key_lengths.options());
   const auto starts = batch * length, key_starts = batch * keys.apart;
   if (query_lengths.defined()) {
@@ -213,6 +216,12 @@ void KernelForm::align(Kernel kernel) {
   own_.value = with_head_dim(own_.value, value_head_dim);
 }
 
+/// The lse of queries without keys, [1, H or 1, 1]: the sinks, or -inf.
+at::Tensor KernelForm::lse_without_keys(const at::Tensor& like) const {
+  return given_.sinks.defined() ? given_.sinks.view({1, -1, 1})
+                                : at::full({1, 1, 1}, kHiddenScore, like.options());
+}
+
 Attended KernelForm::original(const Attended& attended) const {
   auto output = attended.output.narrow(3, 0, given_.value_head_dim());
   auto lse = attended.lse;
@@ -221,13 +230,18 @@ Attended KernelForm::original(const Attended& attended) const {
     if (lse.defined()) lse = lse.narrow(2, added_queries_, lse.size(2) - added_queries_);
   }
   const auto batch = given_.batch(), heads = given_.heads(), length = given_.query_length();
-  if (given_.padded()) {  // the output is [1, H, B * L, Dv]
-    output = output.squeeze(0).transpose(0, 1).unflatten(0, {batch, own_.query_length() / batch});
-    output = output.transpose(1, 2);
+  if (given_.padded()) {  // the output is [1, H, B * L, Dv], and the lse [1, H, B * L]
+    const auto in_batch = [&](const at::Tensor& packed) {
+      const auto rows = packed.squeeze(0).transpose(0, 1);
+      return rows.unflatten(0, {batch, own_.query_length() / batch}).transpose(1, 2);
+    };
+    output = in_batch(output);
+    if (lse.defined()) lse = in_batch(lse);
     if (const auto& lengths = given_.padded()->query_lengths; lengths.defined()) {
       const auto place = at::arange(length, lengths.options());
-      const auto missing = place.unsqueeze(0).ge(lengths.unsqueeze(1));  // [B, L]
-      output = output.masked_fill(missing.unsqueeze(1).unsqueeze(3), 0.0);
+      const auto missing = place.unsqueeze(0).ge(lengths.unsqueeze(1)).unsqueeze(1);  // [B, 1, L]
+      output = output.masked_fill(missing.unsqueeze(3), 0.0);
+      if (lse.defined()) lse = at::where(missing, lse_without_keys(lse), lse);
     }
   }
   if (order_.defined()) {
@@ -246,10 +260,7 @@ Attended KernelForm::original(const Attended& attended) const {
   if (blind_queries_ > 0) {
     output = at::constant_pad_nd(output, {0, 0, blind_queries_, 0});
     if (lse.defined()) {
-      const auto none = given_.sinks.defined()
-                            ? given_.sinks.view({1, -1, 1}).expand({batch, -1, blind_queries_})
-                            : at::full({batch, heads, blind_queries_}, kHiddenScore, lse.options());
-      lse = at::cat({none, lse}, 2);
+      lse = at::cat({lse_without_keys(lse).expand({batch, heads, blind_queries_}), lse}, 2);
     }
   }
   return {output, {}, lse};

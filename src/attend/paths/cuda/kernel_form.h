@@ -17,12 +17,13 @@ class KernelForm {
 
  private:
   void drop_blind_queries();
-  void add_queries(int64_t window);
+  void add_queries(int64_t left_window);
   void pack_padded(const PaddedSequences& padded);
   void group_queries();
   void repeat_keys();
   void merge_scores();
   void align(Kernel kernel);
+  at::Tensor lse_without_keys(const at::Tensor& like) const;
 
   const Problem& given_;
   Problem own_;

@@ -33,11 +33,9 @@ c10::IValue or_none(const at::Tensor& tensor) {
   return tensor.defined() ? c10::IValue(tensor) : c10::IValue();
 }
 
-/// The number of keys in the window before the query, or after it; None: no bound. Keys after a
-/// causal query are hidden by the argument is_causal.
-c10::IValue keys_beside(const Problem& problem, bool after) {
-  if (!problem.window || (after && problem.causal)) return {};
-  return *problem.window - 1;
+/// A window, or None.
+c10::IValue or_none(std::optional<int64_t> window) {
+  return window ? c10::IValue(*window) : c10::IValue();
 }
 
 NamedValues flash_arguments(const Problem& problem) {
@@ -53,8 +51,8 @@ NamedValues flash_arguments(const Problem& problem) {
           {"dropout_p", problem.dropout},
           {"is_causal", problem.causal},
           {"scale", problem.scale},
-          {"window_size_left", keys_beside(problem, /*after=*/false)},
-          {"window_size_right", keys_beside(problem, /*after=*/true)}};
+          {"window_size_left", or_none(problem.left_window)},
+          {"window_size_right", or_none(problem.right_window)}};
 }
 
 NamedValues flash_forward_arguments(const Problem& problem) {
@@ -92,16 +90,18 @@ int64_t mask_type(const Problem& problem) {
 
 NamedValues efficient_arguments(const Problem& problem) {
   const auto* packed = problem.packed();
-  return {{"query", rows(Kernel::efficient, problem, problem.query)},
-          {"key", rows(Kernel::efficient, problem, problem.key)},
-          {"value", rows(Kernel::efficient, problem, problem.value)},
-          {"bias", or_none(problem.bias)},
-          {"cu_seqlens_q", packed ? c10::IValue(packed->query_offsets) : c10::IValue()},
-          {"cu_seqlens_k", packed ? c10::IValue(packed->key_offsets) : c10::IValue()},
-          {"dropout_p", problem.dropout},
-          {"custom_mask_type", mask_type(problem)},
-          {"scale", problem.scale},
-          {"window_size", problem.window ? c10::IValue(*problem.window) : c10::IValue()}};
+  return {
+      {"query", rows(Kernel::efficient, problem, problem.query)},
+      {"key", rows(Kernel::efficient, problem, problem.key)},
+      {"value", rows(Kernel::efficient, problem, problem.value)},
+      {"bias", or_none(problem.bias)},
+      {"cu_seqlens_q", packed ? c10::IValue(packed->query_offsets) : c10::IValue()},
+      {"cu_seqlens_k", packed ? c10::IValue(packed->key_offsets) : c10::IValue()},
+      {"dropout_p", problem.dropout},
+      {"custom_mask_type", mask_type(problem)},
+      {"scale", problem.scale},
+      // the number of keys in it, the query's own included
+      {"window_size", problem.left_window ? c10::IValue(*problem.left_window + 1) : c10::IValue()}};
 }
 
 NamedValues efficient_forward_arguments(const Problem& problem) {

@@ -36,7 +36,7 @@ struct Trait {
 };
 constexpr Trait kTraits[] = {
     {"causal", [](const Problem& p) { return p.causal; }},
-    {"window", [](const Problem& p) { return p.window.has_value(); }},
+    {"window", [](const Problem& p) { return p.has_window(); }},
     {"mask or bias", [](const Problem& p) { return p.has_scores(); }},
     {"sinks", [](const Problem& p) { return p.sinks.defined(); }},
     {"grouped", [](const Problem& p) { return p.heads() != p.groups(); }},
@@ -45,6 +45,8 @@ constexpr Trait kTraits[] = {
     {"documents", [](const Problem& p) { return p.documents.defined(); }},
     {"dropout", [](const Problem& p) { return p.dropout > 0.0; }},
     {"gradients", [](const Problem& p) { return p.needs_grad(); }},
+    {nullptr, [](const Problem& p) { return p.left_window.has_value(); }},
+    {nullptr, [](const Problem& p) { return p.right_window.has_value(); }},
     {nullptr, [](const Problem& p) { return has_bias_gradient(p); }},
     {nullptr, [](const Problem& p) { return p.packed() && p.packed()->same_offsets; }},
     {nullptr, [](const Problem& p) { return p.padded() && p.padded()->query_lengths.defined(); }},
@@ -108,7 +110,7 @@ void add_sequences(Problem& small, const Problem& problem) {
     const bool fewer = given->query_lengths.defined();
     small.sequences =
         PaddedSequences{fewer ? integers({small.query_length(), 1}, problem) : at::Tensor(),
-                        integers({small.key_length(), 29}, problem)};
+                        integers({small.key_length(), 29}, problem), given->enough_keys};
   }
   if (problem.documents.defined()) {
     small.documents = at::arange(small.query_length(), problem.query.options().dtype(at::kLong))
@@ -139,7 +141,8 @@ Problem small_problem(const Problem& problem) {
   }
   if (problem.sinks.defined()) small.sinks = wave({heads}, problem.sinks.options(), 0.5);
   small.causal = problem.causal;
-  if (problem.window) small.window = 9;
+  if (problem.left_window) small.left_window = 8;
+  if (problem.right_window) small.right_window = 5;
   small.scale = 1.0 / std::sqrt(static_cast<double>(problem.head_dim()));
   small.wanted = problem.wanted;
   add_sequences(small, problem);

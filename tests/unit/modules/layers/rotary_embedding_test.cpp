@@ -338,8 +338,10 @@ TEST(RotaryEmbedding, RefusesWhatHasNoMeaning) {
   const auto x = at::ones({B, H, L, D});
   EXPECT_ERROR("RotaryEmbedding: x must be defined", rotary(at::Tensor()));
   EXPECT_ERROR("RotaryEmbedding: count (-2) must be at least 0", rotary->angles(0, -2, at::kFloat));
-  EXPECT_ERROR("RotaryEmbedding: angles cos and sin must be [1 or B, 1, L, 4]",
-               rotary->rotate(x, RotaryEmbedding(D + 2)->angles(0, L, at::kFloat)));
+  EXPECT_ERROR(
+      "RotaryEmbedding: angles cos and sin must be [1 or B, 1, L, 4]; cos [1, 1, 5, 5], sin [1, 1, "
+      "5, 5]",
+      rotary->rotate(x, RotaryEmbedding(D + 2)->angles(0, L, at::kFloat)));
   EXPECT_ERROR("RotaryEmbedding: x rank (3) must equal 4; x [3, 5, 8]", rotary(x[0]));
   EXPECT_ERROR("RotaryEmbedding: x dim 3 (6) must equal head_dim (8); x [2, 3, 5, 6]",
                rotary(x.narrow(3, 0, 6)));
