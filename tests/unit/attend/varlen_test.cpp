@@ -193,8 +193,7 @@ class AttendVarlen : public ::testing::TestWithParam<at::ScalarType> {
       // Biases and slopes are float32, to which their gradients are rounded.
       const double tolerance =
           i < 3 ? 16 * forward : 64 * std::max(forward, forward_tolerance(at::kFloat, 8));
-      EXPECT_TRUE(is_close(gradient, expected.gradients[i], tolerance))
-          << name << ", leaf " << i;
+      EXPECT_TRUE(is_close(gradient, expected.gradients[i], tolerance)) << name << ", leaf " << i;
     }
   }
 };

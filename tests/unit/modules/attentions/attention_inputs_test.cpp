@@ -325,8 +325,8 @@ TEST(AttentionOptions, RotateFromTheTopLeft) {
   const auto expected = module->forward(query, memory, memory).narrow(1, 0, 3);
   const auto few = query.narrow(1, 0, 3);
   EXPECT_TRUE(is_close(module->forward(few, memory, memory), expected, kTolerance));
-  EXPECT_TRUE(is_close(module->forward(few, module->project_memory(memory, memory)), expected,
-                       kTolerance));
+  EXPECT_TRUE(
+      is_close(module->forward(few, module->project_memory(memory, memory)), expected, kTolerance));
   const auto nested = [](const at::Tensor& rows) {
     return at::_nested_tensor_from_tensor_list({rows[0], rows[1]});
   };
