@@ -76,7 +76,7 @@ PaddedSequences padded_sequences(const Problem& problem, const AttendOptions& op
 /// The positions of all queries: int64 [B or 1, L].
 at::Tensor positions_of_queries(const Problem& problem) {
   const auto length = problem.query.size(2);
-  const auto places = at::arange(length, problem.query.options().dtype(at::kLong)).unsqueeze(0);
+  auto places = at::arange(length, problem.query.options().dtype(at::kLong)).unsqueeze(0);
   if (problem.top_left) return places;
   const auto* padded = problem.padded();
   if (!padded) return places + problem.position(0);

@@ -25,12 +25,12 @@ std::vector<NamedTensor> tensors_of(TransformerInputs& inputs) {
     tensors.push_back({name, &tensor});
   };
   visit_tensors(inputs, add);
-  if (inputs.memory()) add("memory", *inputs.memory());
+  if (auto& memory = inputs.memory()) add("memory", *memory);
   for (auto& memory : inputs.projected_memory()) {
     add("projected_memory", memory.key);
     add("projected_memory", memory.value);
   }
-  if (inputs.memory_mask()) add("memory_mask", *inputs.memory_mask());
+  if (auto& mask = inputs.memory_mask()) add("memory_mask", *mask);
   return tensors;
 }
 

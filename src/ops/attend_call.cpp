@@ -195,8 +195,9 @@ WantedGradients read_wanted(Arguments& arguments) {
 
 std::string gradients_schema() {
   std::vector<std::string> results;
-  for (size_t i = 0; i < kGradientTensors; ++i) {
-    results.push_back(fmt::format("Tensor {}_gradient", kGradientNames[i]));
+  results.reserve(kGradientTensors);
+  for (const auto* name : kGradientNames) {
+    results.push_back(fmt::format("Tensor {}_gradient", name));
   }
   return fmt::format("{}", fmt::join(results, ", "));
 }

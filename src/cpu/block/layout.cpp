@@ -73,7 +73,7 @@ struct BiasRows {
   BiasRows(const Problem& problem, int64_t batch) {
     const auto& bias = problem.bias;
     if (!bias.defined()) return;
-    const auto item = static_cast<int64_t>(bias.element_size());
+    const auto item = bias.element_size();
     const auto stride = [&](int64_t dim) {
       return bias.size(dim) == 1 ? 0 : bias.stride(dim) * item;
     };

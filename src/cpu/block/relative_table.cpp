@@ -44,7 +44,7 @@ RelativeTable::RelativeTable(const Problem& problem) {
     }
   }
   data_ = static_cast<const char*>(biases_.const_data_ptr());
-  item_ = static_cast<int64_t>(biases_.element_size());
+  item_ = biases_.element_size();
 }
 
 template <typename T>

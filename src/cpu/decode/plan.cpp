@@ -167,9 +167,10 @@ Splits DecodePlan::make_splits() const {
   const auto differ = [](const at::Tensor& tensor) {
     return tensor.defined() && tensor.size(0) > 1 && tensor.stride(0) != 0;
   };
+  const bool has_block_masks = problem.block_mask && problem.block_mask->sizes()[0] > 1;
   const bool same = !problem.padded() && !differ(mask) && !differ(documents) &&
                     !differ(key_documents) && !differ(global_rows) && !differ(global_keys) &&
-                    !(problem.block_mask && problem.block_mask->sizes()[0] > 1);
+                    !has_block_masks;
   std::vector<KeyRange> keys(static_cast<size_t>(same ? 1 : problem.batch()));
   for (size_t b = 0; b < keys.size(); ++b) keys[b] = keys_of(static_cast<int64_t>(b));
   constexpr int64_t kReading = 2;  // reading keys and values costs as much as the products

@@ -61,7 +61,7 @@ void RelativePositionBiasImpl::check_options() const {
     return;
   }
   HEED_CHECK(!options.class_token(), "{}: class_token needs image_window", name);
-  const auto directions = options.bidirectional() ? 2 : 1;
+  const int64_t directions = options.bidirectional() ? 2 : 1;
   HEED_CHECK(options.buckets() >= 2 * directions && options.buckets() % directions == 0,
              "{}: buckets ({}) must be at least {}{}", name, options.buckets(), 2 * directions,
              directions == 2 ? " and even" : "");

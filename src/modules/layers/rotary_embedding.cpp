@@ -348,9 +348,10 @@ void check_positions(const at::Tensor& positions, const std::vector<int64_t>& se
 /// token have the same one.
 at::Tensor by_pairs(const at::Tensor& positions, const std::vector<int64_t>& sections) {
   if (sections.empty() || positions.dim() == 1) return in_rows(positions);
-  const auto rows = (positions.dim() == 3 ? positions : positions.unsqueeze(0)).unsqueeze(1);
+  auto rows = (positions.dim() == 3 ? positions : positions.unsqueeze(0)).unsqueeze(1);
   if (rows.size(3) == 1) return rows;
   std::vector<at::Tensor> parts;
+  parts.reserve(sections.size());
   for (size_t axis = 0; axis < sections.size(); ++axis) {
     parts.push_back(
         rows.narrow(3, static_cast<int64_t>(axis), 1).expand({-1, -1, -1, sections[axis]}));
@@ -444,7 +445,8 @@ void RotaryEmbeddingImpl::reset() {
   check_sections(options, dim);
   check_scaling(options, dim);
   remembered_ = std::make_shared<detail::RememberedAngles>();
-  attention_factor_ = options.scaling() ? attention_factor(*options.scaling()) : 1.0;
+  const auto& scaling = options.scaling();
+  attention_factor_ = scaling ? attention_factor(*scaling) : 1.0;
   if (!options.restart_sections()) {
     frequencies_ = scale({options.base(), dim}, options.scaling());
     return;
