@@ -156,7 +156,7 @@ Heads64 heads_of(const Case& c, const Parts& parts, const Sources& sources) {
   const auto last = key.size(2) - 1;
   if (c.qk_norm > 0 && !after) norm();
   if (c.rotary > 0) {
-    query = rotate(c, query, last);
+    query = rotate(c, query, c.top_left ? query.size(2) - 1 : last);
     key = rotate(c, key, last);
   }
   if (c.qk_norm > 0 && after) norm();

@@ -150,6 +150,7 @@ at::Tensor dense_mask(const Inputs& inputs, const AttendOptions& options) {
     const auto mask = four_dimensional(options.mask()->cpu()).ne(0);
     seen = seen.logical_and(of_batches(mask, batch, options.mask_batch()));
   }
+  if (options.block_mask()) seen = seen.logical_and(options.block_mask()->mask());
   if (const auto& documents = options.documents()) {
     seen = seen.logical_and(
         document_pairs(documents->cpu(), options.key_documents().value_or(*documents).cpu()));
@@ -159,10 +160,19 @@ at::Tensor dense_mask(const Inputs& inputs, const AttendOptions& options) {
 
 ReferenceResult dense_reference(const Inputs& inputs, const AttendOptions& options,
                                 const ReferenceExtras& extras) {
-  auto input = reference_input(inputs, options, extras.output_gradient);
+  const bool is_dense = needs_dense(options);
+  auto known = options;
+  if (is_dense) {  // the mask and bias below have these
+    for (auto* tensor :
+         {&known.mask(), &known.bias(), &known.documents(), &known.key_documents()}) {
+      tensor->reset();
+    }
+    known.block_mask().reset();
+  }
+  auto input = reference_input(inputs, known, extras.output_gradient);
   input.lse_gradient = extras.lse_gradient;
   input.kept = extras.kept;
-  if (!needs_dense(options)) return reference_attention(input);
+  if (!is_dense) return reference_attention(input);
   const auto added = added_scores_of(options);
   const auto bias = dense_bias(inputs, options, added);
   input.mask = dense_mask(inputs, options);
