@@ -167,10 +167,10 @@ Problem make_checked_problem(const at::Tensor& query, const at::Tensor& key,
     // distance finite.
     const auto positions = static_cast<double>(query_length + key_length + 1);
     const auto steepest = largest_computed(computed_in) / (4.0 * positions);
-    problem.alibi_slopes = with_batch_axis(without_unused_grad(*slopes))
-                               .to(computed_in)
-                               .clamp(-steepest, steepest)
-                               .contiguous();
+    const auto all = with_batch_axis(without_unused_grad(*slopes)).to(computed_in);
+    // LibTorch has no gradient of clamp on the meta device.
+    const auto bounded = all.is_meta() ? all : all.clamp(-steepest, steepest);
+    problem.alibi_slopes = bounded.contiguous();
   }
   if (const auto& sinks = options.sinks()) {
     // An infinite sink would take all of the weight; so does the largest finite number, on every
