@@ -356,7 +356,8 @@ void check_lse(const at::Tensor& lse, const at::Tensor& expected, at::ScalarType
 Outputs outputs_of(const Returned& returned, const at::Tensor& output_gradient,
                    const at::Tensor& lse_gradient) {
   Outputs outputs = {{returned.output}, {output_gradient}};
-  if (!lse_gradient.defined()) return outputs;
+  // An lse does not depend on values.
+  if (!lse_gradient.defined() || !returned.lse.requires_grad()) return outputs;
   outputs.tensors.push_back(returned.lse);
   outputs.gradients.push_back(lse_gradient);
   return outputs;
