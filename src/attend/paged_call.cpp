@@ -108,11 +108,11 @@ PagedBatch PagedCall::make_batch(TokenRows tokens, const std::vector<KeyRun>& se
     std::copy_n(pages, ceil_div(keys, page_size_), row);
     row += columns;
   }
+  // Nothing within the braces may throw: GCC 12 would destroy the base of the sequences twice.
   auto key_lengths = to_device(lengths, device_);
+  auto own_pages = to_device(table, device_).view({count, columns});
   return {std::move(tokens),
-          {{{}, std::move(key_lengths), /*enough_keys=*/true},
-           to_device(table, device_).view({count, columns}),
-           most},
+          {{{}, std::move(key_lengths), /*enough_keys=*/true}, std::move(own_pages), most},
           std::move(lengths),
           {},
           false};
