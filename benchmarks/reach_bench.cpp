@@ -17,7 +17,7 @@ namespace heed::bench {
 
 namespace {
 
-/// The same queries, keys and values in all.
+/// All contestants of a row have the same queries, keys and values.
 struct ReachInputs {
   AttendCall ours, dense, less;
 };

@@ -194,11 +194,9 @@ void ShownKeys::look_at_global_tokens() {
   }
   for (int64_t b = 0; b < problem_.batch(); ++b) {
     const auto of_keys = tokens.size(0) == 1 ? 0 : b;
-    const auto of_queries = global_rows_.size(0) == 1 ? 0 : b;
-    global_.push_back({global_rows_.const_data_ptr<bool>() + of_queries * global_rows_.size(1),
-                       global_bits_.data() + of_keys * key_words,
-                       global_cells_.data() + of_keys * words, problem_.position(b, 0),
-                       problem_.key_count(b)});
+    global_.push_back(
+        {row_of_batch<bool>(global_rows_, b), global_bits_.data() + of_keys * key_words,
+         global_cells_.data() + of_keys * words, problem_.position(b, 0), problem_.key_count(b)});
   }
 }
 

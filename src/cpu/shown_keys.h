@@ -6,6 +6,7 @@
 #include "core/block_mask.h"
 #include "core/problem.h"
 #include "cpu/isa/scores.h"
+#include "cpu/tensor_rows.h"
 
 namespace heed::detail {
 
@@ -59,8 +60,8 @@ class ShownKeys {
     return own.is_global[i] ? nullptr : own.keys;
   }
   /// The documents of the queries, int64 [L], and of the keys, int64 [S]; null without documents.
-  const int64_t* documents(int64_t b) const { return row_of(documents_, b); }
-  const int64_t* key_documents(int64_t b) const { return row_of(key_documents_, b); }
+  const int64_t* documents(int64_t b) const { return row_of_batch<int64_t>(documents_, b); }
+  const int64_t* key_documents(int64_t b) const { return row_of_batch<int64_t>(key_documents_, b); }
 
   /// Writes words [words.first, words.last) of each query's bits of keys, which a block mask and
   /// the mask show, to `to`; those of the next query are `stride` after. There must be a block
@@ -97,10 +98,6 @@ class ShownKeys {
   /// The batch of the mask that sequence b has. A mask that is expanded was read once.
   int64_t mask_batch(int64_t b) const {
     return problem_.mask.stride(0) == 0 ? 0 : problem_.score_batch(problem_.mask, b);
-  }
-  static const int64_t* row_of(const at::Tensor& ids, int64_t b) {
-    if (!ids.defined()) return nullptr;
-    return ids.const_data_ptr<int64_t>() + (ids.size(0) == 1 ? 0 : b * ids.size(1));
   }
   /// The global tokens of a sequence, and from where its windows are counted.
   struct GlobalTokens {

@@ -35,4 +35,11 @@ const T* row_address(const at::Tensor& tensor, int64_t b, int64_t h, int64_t i) 
                                     offset * tensor.element_size());
 }
 
+/// Row b of a contiguous tensor [B or 1, n], or null if it is undefined.
+template <typename T>
+const T* row_of_batch(const at::Tensor& tensor, int64_t b) {
+  if (!tensor.defined()) return nullptr;
+  return tensor.const_data_ptr<T>() + (tensor.size(0) == 1 ? 0 : b * tensor.size(1));
+}
+
 }  // namespace heed::detail

@@ -89,13 +89,6 @@ struct BiasRows {
   int64_t head_stride = 0, query_stride = 0;  // in bytes
 };
 
-/// Row b of a contiguous tensor [B or 1, n], or null if it is undefined.
-template <typename T>
-const T* row_of_batch(const at::Tensor& tensor, int64_t b) {
-  if (!tensor.defined()) return nullptr;
-  return tensor.const_data_ptr<T>() + (tensor.size(0) == 1 ? 0 : b * tensor.size(1));
-}
-
 }  // namespace
 
 ScopedBlockSizes::ScopedBlockSizes(BlockSizes sizes) : previous_(block_sizes) {

@@ -272,8 +272,7 @@ class Worker {
     const auto& problem = plan_.problem;
     const auto position = problem.position(b, i);
     if (const auto& slopes = problem.alibi_slopes; slopes.defined()) {
-      const auto slope =
-          slopes.const_data_ptr<float>()[(slopes.size(0) == 1 ? 0 : b * slopes.size(1)) + h];
+      const auto slope = row_of_batch<float>(slopes, b)[h];
       for (auto key = keys.first; key < keys.last; ++key) {
         added[key - keys.first] -= slope * static_cast<float>(std::abs(position - key));
       }

@@ -409,7 +409,7 @@ TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
   EXPECT_LT(once, 4096 * 4096);  // bytes: a quarter of one L x S matrix
 }
 
-/// Windows, global tokens and biases by distance need none either.
+/// Windows, global tokens and biases by distance need no matrix of L x S.
 TEST(AttendBlock, NeedsMemoryLinearInTheLengthByDistance) {
   const ScopedPath scope(AttendPath::block);
   const auto peak = [](int64_t length) {
