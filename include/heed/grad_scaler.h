@@ -43,7 +43,7 @@ struct HEED_API GradScalerOptions {
 ///   optimizer.zero_grad();
 ///   scaler.scale(loss_of(model, x)).backward();
 ///   scaler.unscale_(optimizer);  // only if gradients are clipped or looked at
-///   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+///   heed::clip_grad_norm_(model->parameters(), 1.0);
 ///   scaler.step(optimizer);
 ///   scaler.update();
 /// }
