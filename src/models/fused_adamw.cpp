@@ -77,14 +77,6 @@ void check_parameters(const char* function, const ParameterGroups& groups) {
   }
 }
 
-const ParameterGroups& checked(const ParameterGroups& groups) {
-  check_parameters(kFusedAdamW, groups);
-  bool has_parameter = false;
-  for (const auto& group : groups) has_parameter = has_parameter || !group.params().empty();
-  HEED_CHECK(has_parameter, "{}: parameters must not be empty", kFusedAdamW);
-  return groups;
-}
-
 void check_options(const char* function, const std::string& of, const AdamWOptions& options) {
   const auto check_at_least_0 = [&](const char* name, double value) {
     HEED_CHECK(value >= 0.0, "{}: {} ({}){} must be at least 0", function, name, value, of);
@@ -105,6 +97,18 @@ const AdamWOptions& options_of(const char* function, const ParameterGroups& grou
   HEED_CHECK(options != nullptr, "{}: options of group {} must be AdamWOptions", function, i);
   check_options(function, fmt::format(" of group {}", i), *options);
   return *options;
+}
+
+/// The groups that a constructor is given, of which some may have no options.
+const ParameterGroups& checked(const ParameterGroups& groups) {
+  check_parameters(kFusedAdamW, groups);
+  bool has_parameter = false;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    has_parameter = has_parameter || !groups[i].params().empty();
+    if (groups[i].has_options()) options_of(kFusedAdamW, groups, i);
+  }
+  HEED_CHECK(has_parameter, "{}: parameters must not be empty", kFusedAdamW);
+  return groups;
 }
 
 void check_state(const char* function, const std::string& place, const at::Tensor& parameter,
@@ -395,7 +399,6 @@ FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, const AdamWOptions& d
 FusedAdamW::FusedAdamW(const ParameterGroups& groups, const AdamWOptions& defaults)
     : Optimizer(checked(groups), std::make_unique<AdamWOptions>(defaults)) {
   check_options(kFusedAdamW, "", defaults);
-  for (size_t i = 0; i < param_groups_.size(); ++i) options_of(kFusedAdamW, param_groups_, i);
 }
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
