@@ -16,8 +16,11 @@ struct HEED_API FusedAdamWParamState : torch::optim::AdamWParamState {
   TORCH_ARG(at::Tensor, master);
 
  public:
+  /// A copy that shares the tensors.
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override;
+  /// Reads the state; the master is undefined if the archive has none.
   void serialize(torch::serialize::InputArchive& archive) override;
+  /// Writes the state, and the master if it is defined.
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 

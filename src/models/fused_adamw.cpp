@@ -48,21 +48,26 @@ constexpr auto kFusedLoad = "FusedAdamW::load";
 /// that is larger: 64 MiB.
 constexpr int64_t kNumbersInFloat = 1 << 24;
 
-std::string place_of(size_t parameter, size_t group) {
-  return fmt::format("parameter {} of group {}", parameter, group);
-}
+/// Where a parameter stands in an optimizer.
+struct ParameterPlace {
+  size_t parameter, group;
+
+  std::string text() const { return fmt::format("parameter {} of group {}", parameter, group); }
+};
 
 // ---- Checks ----
 
-void check_parameter(const char* function, const std::string& place, const at::Tensor& parameter) {
-  HEED_CHECK(parameter.defined(), "{}: {} must be defined", function, place);
+void check_parameter(const char* function, const ParameterPlace& place,
+                     const at::Tensor& parameter) {
+  HEED_CHECK(parameter.defined(), "{}: {} must be defined", function, place.text());
   HEED_CHECK(detail::is_attention_dtype(parameter.scalar_type()), "{}: dtype ({}) of {} must be {}",
-             function, c10::toString(parameter.scalar_type()), place, detail::attention_dtypes());
+             function, c10::toString(parameter.scalar_type()), place.text(),
+             detail::attention_dtypes());
   HEED_CHECK(parameter.layout() == at::kStrided, "{}: layout ({}) of {} must be Strided", function,
-             c10::str(parameter.layout()), place);
-  HEED_CHECK(parameter.is_leaf(), "{}: {} must be a leaf", function, place);
+             c10::str(parameter.layout()), place.text());
+  HEED_CHECK(parameter.is_leaf(), "{}: {} must be a leaf", function, place.text());
   HEED_CHECK(at::has_internal_overlap(parameter) != at::MemOverlap::Yes,
-             "{}: elements of {} must not share memory", function, place);
+             "{}: elements of {} must not share memory", function, place.text());
 }
 
 void check_parameters(const char* function, const ParameterGroups& groups) {
@@ -70,9 +75,10 @@ void check_parameters(const char* function, const ParameterGroups& groups) {
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto& parameters = groups[i].params();
     for (size_t j = 0; j < parameters.size(); ++j) {
-      check_parameter(function, place_of(j, i), parameters[j]);
+      const ParameterPlace place{j, i};
+      check_parameter(function, place, parameters[j]);
       const auto first = group_of.emplace(parameters[j].unsafeGetTensorImpl(), i).first->second;
-      HEED_CHECK(first == i, "{}: {} must not be in group {} too", function, place_of(j, i), first);
+      HEED_CHECK(first == i, "{}: {} must not be in group {} too", function, place.text(), first);
     }
   }
 }
@@ -100,7 +106,7 @@ const AdamWOptions& options_of(const char* function, const ParameterGroups& grou
 }
 
 /// The groups that a constructor is given, of which some may have no options.
-const ParameterGroups& checked(const ParameterGroups& groups) {
+const ParameterGroups& checked_groups(const ParameterGroups& groups) {
   check_parameters(kFusedAdamW, groups);
   bool has_parameter = false;
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -111,21 +117,21 @@ const ParameterGroups& checked(const ParameterGroups& groups) {
   return groups;
 }
 
-void check_state(const char* function, const std::string& place, const at::Tensor& parameter,
+void check_state(const char* function, const ParameterPlace& place, const at::Tensor& parameter,
                  const OptimizerParamState& state) {
   const auto* adamw = dynamic_cast<const AdamWParamState*>(&state);
-  HEED_CHECK(adamw != nullptr, "{}: state of {} must be that of an AdamW", function, place);
+  HEED_CHECK(adamw != nullptr, "{}: state of {} must be that of an AdamW", function, place.text());
   HEED_CHECK(adamw->step() >= 0, "{}: step ({}) of {} must be at least 0", function, adamw->step(),
-             place);
+             place.text());
   const auto check = [&](const char* name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     HEED_CHECK(at::isFloatingType(tensor.scalar_type()), "{}: {} dtype ({}) of {} must be floating",
-               function, name, c10::toString(tensor.scalar_type()), place);
+               function, name, c10::toString(tensor.scalar_type()), place.text());
     HEED_CHECK(tensor.sizes() == parameter.sizes(), "{}: {} {} of {} must have its shape {}",
-               function, name, detail::shape(tensor), place, detail::shape(parameter));
+               function, name, detail::shape(tensor), place.text(), detail::shape(parameter));
   };
   HEED_CHECK(adamw->exp_avg().defined() && adamw->exp_avg_sq().defined(),
-             "{}: state of {} must have exp_avg and exp_avg_sq", function, place);
+             "{}: state of {} must have exp_avg and exp_avg_sq", function, place.text());
   check("exp_avg", adamw->exp_avg());
   check("exp_avg_sq", adamw->exp_avg_sq());
   check("max_exp_avg_sq", adamw->max_exp_avg_sq());
@@ -136,7 +142,7 @@ void check_state(const char* function, const std::string& place, const at::Tenso
 // ---- A step ----
 
 /// One parameter of a step.
-struct Update {
+struct ParameterUpdate {
   at::Tensor parameter, gradient;
   const AdamWOptions* options;
   FusedAdamWParamState* state;
@@ -144,10 +150,10 @@ struct Update {
 };
 
 /// The parameters that have a gradient, each once, after all checks.
-std::vector<Update> checked_updates(const char* function, Optimizer& optimizer) {
+std::vector<ParameterUpdate> checked_updates(const char* function, Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
   check_parameters(function, groups);
-  std::vector<Update> updates;
+  std::vector<ParameterUpdate> updates;
   detail::SeenTensors parameters, gradients;
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto& options = options_of(function, groups, i);
@@ -155,13 +161,13 @@ std::vector<Update> checked_updates(const char* function, Optimizer& optimizer) 
       const auto& parameter = groups[i].params()[j];
       const auto& gradient = parameter.grad();
       if (!gradient.defined() || !parameters.add(parameter)) continue;
-      const auto place = place_of(j, i);
+      const ParameterPlace place{j, i};
       HEED_CHECK(gradient.layout() == at::kStrided,
                  "{}: gradient layout ({}) of {} must be Strided", function,
-                 c10::str(gradient.layout()), place);
+                 c10::str(gradient.layout()), place.text());
       HEED_CHECK(gradient.sizes() == parameter.sizes(),
                  "{}: gradient {} of {} must have its shape {}", function, detail::shape(gradient),
-                 place, detail::shape(parameter));
+                 place.text(), detail::shape(parameter));
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found != optimizer.state().end() && found->second) {
         check_state(function, place, parameter, *found->second);
@@ -209,7 +215,7 @@ at::Tensor master_of(const at::Tensor& kept, const at::Tensor& parameter) {
 }
 
 /// A copy of what is kept of a parameter; torch::optim::AdamW may have kept it.
-FusedAdamWParamState copied(const OptimizerParamState* kept) {
+FusedAdamWParamState copied_state(const OptimizerParamState* kept) {
   FusedAdamWParamState state;
   if (const auto* fused = dynamic_cast<const FusedAdamWParamState*>(kept)) return *fused;
   if (const auto* plain = dynamic_cast<const AdamWParamState*>(kept)) {
@@ -219,11 +225,11 @@ FusedAdamWParamState copied(const OptimizerParamState* kept) {
 }
 
 /// Finds the weight and the state, and lays them out for the operator.
-void prepare(Update& update, ParameterStates& states) {
+void prepare_update(ParameterUpdate& update, ParameterStates& states) {
   const auto& parameter = update.parameter;
   const auto found = states.find(parameter.unsafeGetTensorImpl());
   auto* kept = found == states.end() ? nullptr : found->second.get();
-  auto state = copied(kept);
+  auto state = copied_state(kept);
   if (detail::compute_dtype(parameter.scalar_type()) != parameter.scalar_type()) {
     state.master(master_of(state.master(), parameter));
     update.weight = state.master();
@@ -249,7 +255,7 @@ void prepare(Update& update, ParameterStates& states) {
 
 /// By what the pass divides gradients, and whether it leaves everything as it is: both may be
 /// undefined, and may be on another device.
-struct Scaling {
+struct GradientScaling {
   at::Tensor scale;     // floating []
   at::Tensor overflow;  // float32 []: 1 or 0
 };
@@ -257,7 +263,7 @@ struct Scaling {
 /// One call of the operator: parameters of one device, dtype and group.
 class FusedCall {
  public:
-  FusedCall(const Update& first, const Scaling& scaling)
+  FusedCall(const ParameterUpdate& first, const GradientScaling& scaling)
       : options_(*first.options), device_(first.weight.device()) {
     const auto put = [&](const at::Tensor& number) {
       return number.defined() ? std::optional(detail::to_device(number, device_)) : std::nullopt;
@@ -266,7 +272,7 @@ class FusedCall {
     overflow_ = put(scaling.overflow);
   }
 
-  void add(const Update& update) {
+  void add(const ParameterUpdate& update) {
     const auto& state = *update.state;
     const bool converts = update.gradient.scalar_type() != update.weight.scalar_type();
     const auto numbers = converts ? update.weight.numel() : 0;
@@ -323,10 +329,11 @@ class FusedCall {
 };
 
 /// Updates the parameters, but does not count the step.
-void run_updates(std::vector<Update>& updates, ParameterStates& states, const Scaling& scaling) {
+void run_updates(std::vector<ParameterUpdate>& updates, ParameterStates& states,
+                 const GradientScaling& scaling) {
   std::vector<at::Tensor> weights;
   for (auto& update : updates) {
-    prepare(update, states);
+    prepare_update(update, states);
     weights.push_back(update.weight);
   }
   for (const auto& places : detail::alike(weights)) {
@@ -341,7 +348,7 @@ void run_updates(std::vector<Update>& updates, ParameterStates& states, const Sc
   }
 }
 
-void count_step(std::vector<Update>& updates) {
+void count_step(std::vector<ParameterUpdate>& updates) {
   for (auto& update : updates) update.state->step(update.state->step() + 1);
 }
 
@@ -397,7 +404,7 @@ FusedAdamW::FusedAdamW(std::vector<at::Tensor> parameters, const AdamWOptions& d
     : FusedAdamW({OptimizerParamGroup(std::move(parameters))}, defaults) {}
 
 FusedAdamW::FusedAdamW(const ParameterGroups& groups, const AdamWOptions& defaults)
-    : Optimizer(checked(groups), std::make_unique<AdamWOptions>(defaults)) {
+    : Optimizer(checked_groups(groups), std::make_unique<AdamWOptions>(defaults)) {
   check_options(kFusedAdamW, "", defaults);
 }
 
@@ -422,7 +429,7 @@ double FusedAdamW::step_clipped(double max_norm) {
   for (const auto& update : updates) parameters.push_back(update.parameter);
   const auto norm = detail::norm_of(detail::distinct_gradients(parameters));
   const auto factor = detail::clipping_factor(norm, max_norm);
-  Scaling scaling;
+  GradientScaling scaling;
   if (!(factor >= 1.0)) scaling.scale = at::scalar_tensor(1.0 / factor, at::kDouble);
   run_updates(updates, state_, scaling);
   count_step(updates);
@@ -460,7 +467,7 @@ void FusedAdamW::load(torch::serialize::InputArchive& archive) {
       const auto found = saved.states.find(addresses[j]);
       // A parameter that stands twice has given its state to its first place.
       if (found == saved.states.end() || !found->second) continue;
-      check_state(kFusedLoad, place_of(j, i), parameters[j], *found->second);
+      check_state(kFusedLoad, {j, i}, parameters[j], *found->second);
       states[parameters[j].unsafeGetTensorImpl()] = std::move(found->second);
     }
   }
