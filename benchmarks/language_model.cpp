@@ -5,7 +5,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/optim/adamw.h>
+#include <heed/fused_adamw.h>
 #include <torch/utils.h>
 
 #include <chrono>
@@ -85,7 +85,7 @@ class Work {
 
   const heed::bench::LanguageModelSizes sizes_;
   heed::Decoder model_;
-  torch::optim::AdamW optimizer_;
+  heed::FusedAdamW optimizer_;
   at::Tensor tokens_;
 };
 

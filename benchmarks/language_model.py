@@ -117,7 +117,7 @@ class Peer:
         self.sizes = sizes
         self.model = Model(sizes)
         self.run = torch.compile(self.model) if compiled else self.model
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3, fused=True)
         self.tokens = torch.randint(self.sizes.vocabulary,
                                     (self.sizes.batch, self.sizes.context + 1))
 

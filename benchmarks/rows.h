@@ -32,6 +32,9 @@ void add_paged_rows(Rows& rows);
 /// they have few rows, a plain read of the weights.
 void add_linear_rows(Rows& rows);
 
+/// The optimizer's step, alone and with gradients that are clipped, against LibTorch's.
+void add_optimizer_rows(Rows& rows);
+
 /// `attend` with masks that hide whole tiles or nothing, against no mask, documents as a batch, and
 /// SDPA.
 void add_mask_rows(Rows& rows);

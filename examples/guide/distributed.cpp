@@ -37,7 +37,7 @@ void data_parallel(const ProcessGroup& group, const heed::DecoderOptions& option
   torch::manual_seed(group->getRank());
   heed::Decoder model(options);
   heed::distributed::DataParallel parallel(model, group);
-  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  heed::FusedAdamW optimizer(model->parameters(), 1e-3);
   auto tokens = torch::randint(100, {4, 11});  // this process's share of the batch
   auto scores = parallel.forward(model, tokens.narrow(1, 0, 10));
   auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), tokens.narrow(1, 1, 10).flatten());
@@ -65,7 +65,7 @@ void unequal_batches(const ProcessGroup& group) {
   heed::Encoder model(heed::EncoderOptions(
       heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 2)), /*num_layers=*/1));
   heed::distributed::DataParallel parallel(model, group);
-  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  heed::FusedAdamW optimizer(model->parameters(), 1e-3);
   // One batch in the first process, two in the second, and so on.
   const std::vector<at::Tensor> batches(group->getRank() + 1, torch::randn({2, 10, 32}));
   auto step = [&] { optimizer.step(); };
@@ -88,9 +88,9 @@ void sharded_optimizer(const ProcessGroup& group) {
   auto x = torch::randn({2, 10, 32});
   heed::distributed::DataParallel parallel(model, group);
   heed::distributed::ZeroRedundancyOptimizer optimizer(
-      torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(1e-3)), group);
+      heed::FusedAdamW(model->parameters(), torch::optim::AdamWOptions(1e-3)), group);
   parallel.forward([&] { return model->forward(x).square().mean(); }).backward();
-  torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+  heed::clip_grad_norm_(model->parameters(), 1.0);
   optimizer.step();
   print(group, fmt::format("sharded optimizer: the same parameters {}",
                            is_same(group, model->parameters()[0].sum())));
@@ -212,7 +212,7 @@ void all_together(const ProcessGroup& group, const heed::DecoderOptions& options
   heed::distributed::parallelize(*model, mesh.tensor());
   heed::distributed::share_sequence(*model, mesh.context());
   heed::distributed::DataParallel parallel(model, mesh.replicas());
-  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  heed::FusedAdamW optimizer(model->parameters(), 1e-3);
 
   torch::manual_seed(10 + mesh.data_rank());  // another part of the data for each data_rank
   auto tokens = torch::randint(100, {4, 17});

@@ -44,7 +44,7 @@ void train_steps(heed::Decoder& model, torch::optim::Optimizer& optimizer, int64
 }
 
 void train(heed::Decoder& model) {
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
+  heed::FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
   model->train();
   for (int step = 0; step < 150; ++step) {
     auto tokens = batch(/*size=*/32, /*length=*/24);  // [B, L + 1]
@@ -53,8 +53,7 @@ void train(heed::Decoder& model) {
         torch::nn::functional::cross_entropy(scores.flatten(0, 1), tokens.slice(1, 1).flatten());
     optimizer.zero_grad();
     loss.backward();
-    torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
-    optimizer.step();
+    optimizer.step_clipped(/*max_norm=*/1.0);
   }
 }
 
@@ -88,13 +87,13 @@ void stop_and_resume() {
   auto run = [&](int64_t stop) {
     torch::manual_seed(1);
     heed::Decoder model(options);
-    torch::optim::AdamW optimizer(model->parameters());
+    heed::FusedAdamW optimizer(model->parameters());
     torch::manual_seed(2);
     train_steps(model, optimizer, 0, stop);
     if (stop == 100) return model->token_embedding->weight;
     checkpoint(model, optimizer, stop);
     heed::Decoder resumed(options);
-    torch::optim::AdamW fresh(resumed->parameters());
+    heed::FusedAdamW fresh(resumed->parameters());
     auto steps_done = resume(resumed, fresh);
     torch::manual_seed(2);  // the same data, from where it stopped
     for (int64_t step = 0; step < steps_done; ++step) batch(32, 24);
@@ -137,13 +136,13 @@ at::Tensor loss_in_float16(heed::Decoder& model, const at::Tensor& tokens) {
 
 void scaled_gradients() {
   auto model = make_model();
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
+  heed::FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
   heed::GradScaler scaler;
   for (int step = 0; step < 20; ++step) {
     optimizer.zero_grad();
     scaler.scale(loss_in_float16(model, batch(32, 24))).backward();
     scaler.unscale_(optimizer);  // before gradients are clipped
-    torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+    heed::clip_grad_norm_(model->parameters(), 1.0);
     scaler.step(optimizer);
     scaler.update();
   }

@@ -166,12 +166,10 @@ class ProcessTeam : public Team {
   }
   bool any(bool value) const override { return sum(group_, value ? 1.0 : 0.0) > 0.0; }
 
-  void clip(Decoder& model, double most) const override {
-    if (splits_weights()) {
-      distributed::clip_grad_norm_(*model, most, mesh_.tensor());
-    } else {
-      Team::clip(model, most);
-    }
+  void step(FusedAdamW& optimizer, Decoder& model, double most) const override {
+    if (!splits_weights()) return Team::step(optimizer, model, most);
+    distributed::clip_grad_norm_(*model, most, mesh_.tensor());
+    optimizer.step();
   }
 
   at::Tensor whole(const Decoder& model, const std::string& name,

@@ -1,12 +1,9 @@
 #include "team.h"
 
 #include <ATen/Functions.h>
-#include <torch/nn/utils/clip_grad.h>
 
 #include <cstdlib>
 #include <cstring>
-
-#include "support/distinct_parameters.h"
 
 namespace heed::examples {
 
@@ -42,8 +39,8 @@ at::Tensor Team::loss(Decoder& model, const at::Tensor& windows) const {
   return at::cross_entropy_loss(scores.flatten(0, 1).to(at::kFloat), targets.flatten());
 }
 
-void Team::clip(Decoder& model, double most) const {
-  torch::nn::utils::clip_grad_norm_(distinct_parameters(*model), most);
+void Team::step(FusedAdamW& optimizer, Decoder& /*model*/, double most) const {
+  optimizer.step_clipped(most);
 }
 
 std::unique_ptr<Team> make_team(const TeamSizes& sizes) {

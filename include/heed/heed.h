@@ -10,10 +10,12 @@
 #include <heed/autocast.h>
 #include <heed/block_mask.h>
 #include <heed/checkpoint.h>
+#include <heed/clip_grad_norm.h>
 #include <heed/cost.h>
 #include <heed/decoder.h>
 #include <heed/differential_attention.h>
 #include <heed/feed_forward.h>
+#include <heed/fused_adamw.h>
 #include <heed/grad_scaler.h>
 #include <heed/group_query_attention.h>
 #include <heed/head_sizes.h>
