@@ -10,12 +10,14 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "core/plain.h"
 #include "core/to_device.h"
 #include "models/embedded_positions.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/embedding.h"
 #include "modules/layers/linear.h"
+#include "modules/layers/linear_cross_entropy.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -50,6 +52,40 @@ void check_causal(const EncoderOptions& stack) {
 void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embedding) {
   detail::check_indices(kDecoder, "tokens", tokens, embedding->weight, "vocab_size",
                         detail::vocabulary(embedding));
+}
+
+/// Whether the targets that are not ignored equal the tokens at their own places, although the
+/// tokens that follow these differ. Both tensors are contiguous, int64 [B, L] and on the CPU.
+bool are_unshifted(const at::Tensor& tokens, const at::Tensor& targets, int64_t ignore_index) {
+  const auto *x = tokens.const_data_ptr<int64_t>(), *y = targets.const_data_ptr<int64_t>();
+  const auto count = tokens.numel(), length = tokens.size(1);
+  bool differ = false;
+  for (int64_t i = 0; i < count; ++i) {
+    if (y[i] == ignore_index) continue;
+    if (y[i] != x[i]) return false;
+    differ = differ || ((i + 1) % length != 0 && x[i + 1] != x[i]);
+  }
+  return differ;
+}
+
+void check_loss(const at::Tensor& tokens, const at::Tensor& targets,
+                const LinearCrossEntropyOptions& options) {
+  detail::check_defined(kDecoder, "targets", targets);
+  HEED_CHECK(targets.scalar_type() == at::kLong, "{}: targets dtype ({}) must be Long", kDecoder,
+             c10::toString(targets.scalar_type()));
+  HEED_CHECK(targets.sizes() == tokens.sizes(),
+             "{}: targets {} must have the shape of tokens; tokens {}", kDecoder,
+             detail::shape(targets), detail::shape(tokens));
+  detail::check_same_device(kDecoder, "targets", targets, "tokens", tokens);
+  HEED_CHECK(!options.bias(), "{}: bias must not be given: the scores are the head's", kDecoder);
+  HEED_CHECK(!options.softcap(), "{}: softcap must not be given: it is an option of the decoder",
+             kDecoder);
+  if (!detail::is_plain(tokens) || !detail::is_plain(targets)) return;
+  HEED_CHECK(
+      !are_unshifted(tokens.contiguous(), targets.contiguous(), options.ignore_index()),
+      "{}: targets must be the tokens that follow tokens, and these are the tokens themselves: "
+      "pass text.slice(1, 0, -1) as tokens and text.slice(1, 1) as targets",
+      kDecoder);
 }
 
 }  // namespace
@@ -125,6 +161,20 @@ at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInput
   check_tokens(tokens, token_embedding);
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
   return scores(stack->forward(embed(tokens, positions), inputs));
+}
+
+at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets,
+                             const TransformerInputs& inputs,
+                             const LinearCrossEntropyOptions& loss_options) const {
+  check_tokens(tokens, token_embedding);
+  check_loss(tokens, targets, loss_options);
+  auto with_softcap = loss_options;
+  with_softcap.softcap(options.softcap());
+  const auto positions = detail::embedded_positions(tokens, inputs, stack);
+  const auto x = stack.ptr()->forward(embed(tokens, positions), inputs);
+  const auto loss = head ? detail::loss_of_head(head, x, targets, with_softcap)
+                         : detail::loss_of_head(token_embedding, x, targets, with_softcap);
+  return loss_options.reduction() == LossReduction::none ? loss.view_as(targets) : loss;
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
