@@ -20,6 +20,7 @@
 #include "core/dtypes.h"
 #include "core/map_slices.h"
 #include "core/plain.h"
+#include "core/tangents.h"
 #include "cpu/layers/function.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/stand_in.h"
@@ -251,6 +252,7 @@ variable_list differentiable_gradients(LossCall call, const WantedLossGradients&
                                        const at::Tensor& of_loss) {
   TORCH_CHECK_NOT_IMPLEMENTED(!call.shared,
                               "vocab_parallel_linear_cross_entropy: there is no second derivative");
+  const at::AutoGradMode recording(true);
   const auto tensors = tensors_of(call);
   variable_list inputs;
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -303,11 +305,12 @@ struct RecordedLoss : public torch::autograd::Function<RecordedLoss> {
     const size_t count = call.bias.defined() ? 3 : 2;
     WantedLossGradients wanted{};
     for (size_t i = 0; i < count; ++i) wanted[i] = context->needs_input_grad(i);
-    auto gradients = at::GradMode::is_enabled()
-                         ? differentiable_gradients(call, wanted, of_results[0])
-                         : map_slices(of_results, [&](const variable_list& slices) {
-                             return gradients_of(recorded, call, wanted, slices[0]);
-                           });
+    // Kernels would drop a tangent.
+    const bool by_operators = at::GradMode::is_enabled() || has_tangent(of_results[0]);
+    auto gradients = by_operators ? differentiable_gradients(call, wanted, of_results[0])
+                                  : map_slices(of_results, [&](const variable_list& slices) {
+                                      return gradients_of(recorded, call, wanted, slices[0]);
+                                    });
     gradients.resize(count);
     gradients.emplace_back();  // for call
     return gradients;

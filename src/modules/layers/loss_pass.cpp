@@ -38,12 +38,12 @@ namespace heed::detail {
 namespace {
 
 /// glibc's malloc takes a larger allocation from the kernel each time, which clears its pages.
-constexpr int64_t kBlockBytes = (int64_t{32} << 20) - 4096;
+constexpr int64_t kScoreBytes = (int64_t{32} << 20) - 4096;
 /// The bytes of other temporary tensors: a block of x, a part of the weight's gradient.
 constexpr int64_t kCopyBytes = int64_t{8} << 20;
 
 std::atomic<int64_t>& block_bytes() {
-  static std::atomic<int64_t> bytes{kBlockBytes};
+  static std::atomic<int64_t> bytes{kScoreBytes};
   return bytes;
 }
 
