@@ -54,22 +54,30 @@ void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embeddin
                         detail::vocabulary(embedding));
 }
 
-/// Whether the targets that are not ignored equal the tokens at their own places, although the
-/// tokens that follow these differ. Both tensors are contiguous, int64 [B, L] and on the CPU.
-bool are_unshifted(const at::Tensor& tokens, const at::Tensor& targets, int64_t ignore_index) {
+/// Checks targets [B, L] of tokens [B, L], of which all are contiguous and on the CPU.
+void check_targets(const at::Tensor& tokens, const at::Tensor& targets, int64_t ignore_index,
+                   int64_t vocabulary) {
   const auto *x = tokens.const_data_ptr<int64_t>(), *y = targets.const_data_ptr<int64_t>();
-  const auto count = tokens.numel(), length = tokens.size(1);
-  bool differ = false;
-  for (int64_t i = 0; i < count; ++i) {
+  const auto length = tokens.size(1);
+  // Whether all targets are the tokens at their places, and some of these differ from the next.
+  bool equal = true, differ = false;
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
     if (y[i] == ignore_index) continue;
-    if (y[i] != x[i]) return false;
+    HEED_CHECK(y[i] >= 0 && y[i] < vocabulary,
+               "{}: targets[{}][{}] ({}) must be ignore_index ({}), or at least 0 and below "
+               "vocab_size ({})",
+               kDecoder, i / length, i % length, y[i], ignore_index, vocabulary);
+    equal = equal && y[i] == x[i];
     differ = differ || ((i + 1) % length != 0 && x[i + 1] != x[i]);
   }
-  return differ;
+  HEED_CHECK(!(equal && differ),
+             "{}: targets must be the tokens that follow tokens, and these are the tokens "
+             "themselves: pass text.slice(1, 0, -1) as tokens and text.slice(1, 1) as targets",
+             kDecoder);
 }
 
 void check_loss(const at::Tensor& tokens, const at::Tensor& targets,
-                const LinearCrossEntropyOptions& options) {
+                const LinearCrossEntropyOptions& options, int64_t vocabulary) {
   detail::check_defined(kDecoder, "targets", targets);
   HEED_CHECK(targets.scalar_type() == at::kLong, "{}: targets dtype ({}) must be Long", kDecoder,
              c10::toString(targets.scalar_type()));
@@ -81,11 +89,7 @@ void check_loss(const at::Tensor& tokens, const at::Tensor& targets,
   HEED_CHECK(!options.softcap(), "{}: softcap must not be given: it is an option of the decoder",
              kDecoder);
   if (!detail::is_plain(tokens) || !detail::is_plain(targets)) return;
-  HEED_CHECK(
-      !are_unshifted(tokens.contiguous(), targets.contiguous(), options.ignore_index()),
-      "{}: targets must be the tokens that follow tokens, and these are the tokens themselves: "
-      "pass text.slice(1, 0, -1) as tokens and text.slice(1, 1) as targets",
-      kDecoder);
+  check_targets(tokens.contiguous(), targets.contiguous(), options.ignore_index(), vocabulary);
 }
 
 }  // namespace
@@ -167,7 +171,7 @@ at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets
                              const TransformerInputs& inputs,
                              const LinearCrossEntropyOptions& loss_options) const {
   check_tokens(tokens, token_embedding);
-  check_loss(tokens, targets, loss_options);
+  check_loss(tokens, targets, loss_options, detail::vocabulary(token_embedding));
   auto with_softcap = loss_options;
   with_softcap.softcap(options.softcap());
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
