@@ -13,7 +13,7 @@
 //     scores = gradient                               # score_gradients, if it is wanted
 //
 // A row of 200 kB, of 50,000 scores in float32, stays in the second cache between the two kernels,
-// so memory is read and written once. docs/kernels.md, Layers.
+// so memory is read and written once. docs/kernels.md, Loss.
 
 namespace heed::detail {
 

@@ -101,16 +101,19 @@ void check_arguments(const char* function, const at::Tensor& x, const at::Tensor
   check_targets(function, targets, x.size(0), classes, options.ignore_index());
 }
 
-void check_dtypes(const char* function, const LossCall& call,
-                  const LinearCrossEntropyOptions& options) {
-  check_floating(function, "x", call.x);
-  check_same_dtype(function, "weight", call.weight, "x", call.x);
-  if (call.bias.defined()) check_same_dtype(function, "bias", call.bias, "x", call.x);
-  if (!options.class_weight()) return;
-  const auto dtype = options.class_weight()->scalar_type(), of_x = call.x.scalar_type();
-  if (dtype != compute_dtype(of_x)) {
-    check_same_dtype(function, "class_weight", *options.class_weight(), "x", call.x);
+void check_dtypes(const char* function, const at::Tensor& x, const at::Tensor& weight,
+                  const at::Tensor& bias, const LinearCrossEntropyOptions& options) {
+  check_floating(function, "x", x);
+  check_same_dtype(function, "weight", weight, "x", x);
+  if (bias.defined()) check_same_dtype(function, "bias", bias, "x", x);
+  const auto& class_weight = options.class_weight();
+  if (class_weight && class_weight->scalar_type() != compute_dtype(x.scalar_type())) {
+    check_same_dtype(function, "class_weight", *class_weight, "x", x);
   }
+}
+
+bool is_converted_by_autocast(const at::Tensor& x) {
+  return is_autocast(x) && at::autocast::is_eligible(x, x.device().type());
 }
 
 /// The options and targets of a call. Its other tensors are still undefined.
@@ -131,22 +134,23 @@ void set_class_weight(LossCall& call, const LinearCrossEntropyOptions& options,
   if (given) call.class_weight = given->to(compute_dtype(dtype)).resolve_neg().contiguous();
 }
 
-/// Checks the arguments, and converts them as autocast does.
+/// The checked arguments, converted as autocast does.
 LossCall checked_call(const char* function, const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& targets, const LinearCrossEntropyOptions& options,
                       const SharedClasses* shared) {
-  check_arguments(function, x, weight, targets, options, shared);
+  check_linear_cross_entropy(function, x, weight, targets, options, shared);
   auto call = call_of(targets, options);
-  const auto device = x.device().type();
-  const bool converts = is_autocast(x) && at::autocast::is_eligible(x, device);
-  const auto cast = [&](const at::Tensor& tensor) {
-    if (!converts) return tensor;
-    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
-  };
-  call.x = cast(x);
-  call.weight = cast(weight);
-  if (options.bias()) call.bias = cast(*options.bias());
-  check_dtypes(function, call, options);
+  call.x = x;
+  call.weight = weight;
+  call.bias = options.bias().value_or(at::Tensor());
+  if (is_converted_by_autocast(x)) {
+    const auto device = x.device().type();
+    const auto dtype = at::autocast::get_autocast_dtype(device);
+    for (auto* tensor : {&call.x, &call.weight, &call.bias}) {
+      if (tensor->defined()) *tensor = at::autocast::cached_cast(dtype, *tensor, device);
+    }
+    check_dtypes(function, call.x, call.weight, call.bias, options);
+  }
   set_class_weight(call, options, call.x.scalar_type());
   return call;
 }
@@ -377,7 +381,9 @@ at::Tensor loss_of_own_scores(const at::Tensor& scores, const at::Tensor& target
 void check_linear_cross_entropy(const char* function, const at::Tensor& x, const at::Tensor& weight,
                                 const at::Tensor& targets, const LinearCrossEntropyOptions& options,
                                 const SharedClasses* shared) {
-  checked_call(function, x, weight, targets, options, shared);
+  check_arguments(function, x, weight, targets, options, shared);
+  if (is_converted_by_autocast(x)) return;
+  check_dtypes(function, x, weight, options.bias().value_or(at::Tensor()), options);
 }
 
 at::Tensor linear_cross_entropy_of_shard(const char* function, const at::Tensor& x,

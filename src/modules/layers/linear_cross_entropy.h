@@ -11,7 +11,7 @@
 namespace heed::detail {
 
 /// Throws c10::ValueError, which begins with `function`, if heed::linear_cross_entropy would for
-/// these arguments. `shared` may be null.
+/// these arguments. Under autocast, it does not compare dtypes. `shared` may be null.
 HEED_API void check_linear_cross_entropy(const char* function, const at::Tensor& x,
                                          const at::Tensor& weight, const at::Tensor& targets,
                                          const LinearCrossEntropyOptions& options,

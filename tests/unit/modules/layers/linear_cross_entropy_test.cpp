@@ -55,7 +55,7 @@ std::vector<at::Tensor> leaves_of(const Case& c) {
   return leaves;
 }
 
-/// The same case in another dtype or on another device, with leaves of its own.
+/// The case in another dtype or on another device, with leaves of its own.
 Case converted(const Case& c, const at::TensorOptions& to) {
   const auto leaf = [&](const at::Tensor& tensor) {
     return tensor.detach().to(to.device()).to(to.dtype(), false, /*copy=*/true).requires_grad_();
