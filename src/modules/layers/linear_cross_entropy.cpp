@@ -257,6 +257,7 @@ variable_list differentiable_gradients(LossCall call, const WantedLossGradients&
   TORCH_CHECK_NOT_IMPLEMENTED(!call.shared,
                               "vocab_parallel_linear_cross_entropy: there is no second derivative");
   const at::AutoGradMode recording(true);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto tensors = tensors_of(call);
   variable_list inputs;
   for (size_t i = 0; i < wanted.size(); ++i) {

@@ -12,6 +12,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <atomic>
@@ -384,6 +385,7 @@ LossPass pass_over_rows(const LossCall& call, const CountedRows& rows,
                         const WantedLossGradients& wanted, const at::Tensor& upstream,
                         const RowSums& known) {
   const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return RowPass(call, rows, wanted, upstream, known).compute();
 }
 
