@@ -132,9 +132,9 @@ class RowPass {
         by_kernel_(call.x.is_cpu() && !call.shared && has_kernels()) {}
 
   LossPass compute() {
-    const auto count = rows_.targets.size(0);
+    const auto count = rows_.targets.size(0), rows = rows_of_block();
+    is_one_block_ = count > 0 && count <= rows;
     allocate(count);
-    const auto rows = rows_of_block();
     for (int64_t first = 0; first < count; first += rows) {
       compute_block(first, std::min(rows, count - first));
     }
@@ -154,17 +154,25 @@ class RowPass {
     return std::max<int64_t>(std::min(by_scores, by_inputs), 1);
   }
 
+  /// Whether the gradient of x, or that of the weight, is one product as a whole.
+  /// @{
+  bool is_one_product_of_x() const { return is_one_block_ && !rows_.places.defined(); }
+  bool is_one_product_of_weight() const {
+    return is_one_block_ && call_.x.scalar_type() != at::kHalf;
+  }
+  /// @}
+
   void allocate(int64_t count) {
     auto& gradients = result_.gradients;
     result_.losses = at::empty({count}, options_);
     if (call_.shared) {
       result_.sums = {at::empty({count}, options_), at::empty({count}, options_)};
     }
-    if (wanted_[0]) {
+    if (wanted_[0] && !is_one_product_of_x()) {
       gradients.x = rows_.places.defined() ? at::zeros(call_.x.sizes(), call_.x.options())
                                            : at::empty(call_.x.sizes(), call_.x.options());
     }
-    if (wanted_[1]) {
+    if (wanted_[1] && !is_one_product_of_weight()) {
       const bool is_written_first = count > 0 && call_.x.scalar_type() == precise_;
       gradients.weight = is_written_first ? at::empty(call_.weight.sizes(), options_)
                                           : at::zeros(call_.weight.sizes(), options_);
@@ -234,6 +242,10 @@ class RowPass {
   void add_input_gradient(const at::Tensor& of_scores, int64_t first) {
     auto& sum = result_.gradients.x;
     const auto weight = call_.weight.t();
+    if (is_one_product_of_x()) {
+      sum = detail::linear(of_scores, weight);
+      return;
+    }
     if (rows_.places.defined()) {
       const auto places = rows_.places.narrow(0, first, of_scores.size(0));
       sum.index_copy_(0, places, detail::linear(of_scores, weight));
@@ -249,6 +261,10 @@ class RowPass {
 
   void add_weight_gradient(const at::Tensor& of_scores, const at::Tensor& x, bool is_first) {
     auto& sum = result_.gradients.weight;
+    if (is_one_product_of_weight()) {
+      sum = detail::linear(of_scores.t(), x.t());
+      return;
+    }
     if (precise_ != x.scalar_type()) return add_half_weight_gradient(of_scores, x);
     if (is_first) {
       at::mm_out(sum, of_scores.t(), x);
@@ -287,6 +303,7 @@ class RowPass {
   const CrossEntropy of_;
   const LossScales scales_;
   const bool by_kernel_;
+  bool is_one_block_ = false;
   at::Tensor memory_;
   LossPass result_;
 };

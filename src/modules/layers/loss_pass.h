@@ -60,7 +60,7 @@ struct RowSums {
 /// The results of a pass over the rows.
 struct LossPass {
   at::Tensor losses;        // [n]
-  LossGradients gradients;  // of the sum of losses; of weight and bias in the dtype of computation
+  LossGradients gradients;  // of the sum of losses; some are in the dtype of computation
   RowSums sums;             // if the classes are shared
 };
 
