@@ -2,7 +2,6 @@
 // Python in turns with it: each line such as "narrow train" or "wide decode" on standard input is
 // answered with tokens a second.
 #include <ATen/Parallel.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/InferenceMode.h>
 #include <heed/fused_adamw.h>
@@ -64,9 +63,8 @@ class Work {
  private:
   int64_t train_step() {
     optimizer_.zero_grad();
-    const auto scores = model_(tokens_.narrow(1, 0, sizes_.context));
     const auto next = tokens_.narrow(1, 1, sizes_.context);
-    at::cross_entropy_loss(scores.flatten(0, 1), next.flatten()).backward();
+    model_->loss(tokens_.narrow(1, 0, sizes_.context), next).backward();
     optimizer_.step();
     return sizes_.batch * sizes_.context;
   }

@@ -41,8 +41,7 @@ void pretrained(const std::string& folder) {
   model->train();
   double first = 0.0, last = 0.0;
   for (int step = 0; step < 20; ++step) {
-    auto scores = model->forward(input);
-    auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), next.flatten());
+    auto loss = model->loss(input, next);
     optimizer.zero_grad();
     loss.backward();
     optimizer.step();

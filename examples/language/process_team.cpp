@@ -147,10 +147,7 @@ class ProcessTeam : public Team {
     const auto share = [&](int64_t first) {
       return distributed::shard_sequence(windows.narrow(1, first, context), 1, mesh_.context());
     };
-    const auto scores = model(share(0)).to(at::kFloat), targets = share(1);
-    return splits_weights()
-               ? distributed::vocab_parallel_cross_entropy(scores, targets, mesh_.tensor())
-               : at::cross_entropy_loss(scores.flatten(0, 1), targets.flatten());
+    return model->loss(share(0), share(1));
   }
 
   at::Tensor own_loss(const std::function<at::Tensor()>& loss, bool last_batch) override {

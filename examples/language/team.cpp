@@ -35,8 +35,7 @@ void Team::run_in_leader(const std::function<void()>& work) const {
 
 at::Tensor Team::loss(Decoder& model, const at::Tensor& windows) const {
   const auto context = windows.size(1) - 1;
-  const auto scores = model(windows.narrow(1, 0, context)), targets = windows.narrow(1, 1, context);
-  return at::cross_entropy_loss(scores.flatten(0, 1).to(at::kFloat), targets.flatten());
+  return model->loss(windows.narrow(1, 0, context), windows.narrow(1, 1, context));
 }
 
 void Team::step(FusedAdamW& optimizer, Decoder& /*model*/, double most) const {

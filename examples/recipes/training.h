@@ -112,8 +112,8 @@ inline at::Tensor packed_loss(heed::Decoder& model, const std::vector<at::Tensor
   }
   heed::TransformerInputs inputs;
   inputs.documents(torch::cat(ids)).positions(torch::cat(positions));
-  auto scores = model->forward(torch::cat(documents).unsqueeze(0), inputs);
-  return torch::cross_entropy_loss(scores.squeeze(0), torch::cat(targets));  // ignores -100
+  auto tokens = torch::cat(documents).unsqueeze(0);
+  return model->loss(tokens, torch::cat(targets).unsqueeze(0), inputs);  // ignores -100
 }
 
 /// WGAN-GP's penalty at points between real and generated ones.

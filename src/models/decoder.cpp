@@ -10,12 +10,14 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "core/plain.h"
 #include "core/to_device.h"
 #include "models/embedded_positions.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/embedding.h"
 #include "modules/layers/linear.h"
+#include "modules/layers/linear_cross_entropy.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -50,6 +52,44 @@ void check_causal(const EncoderOptions& stack) {
 void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embedding) {
   detail::check_indices(kDecoder, "tokens", tokens, embedding->weight, "vocab_size",
                         detail::vocabulary(embedding));
+}
+
+/// Checks targets [B, L] of tokens [B, L], of which all are contiguous and on the CPU.
+void check_targets(const at::Tensor& tokens, const at::Tensor& targets, int64_t ignore_index,
+                   int64_t vocabulary) {
+  const auto *x = tokens.const_data_ptr<int64_t>(), *y = targets.const_data_ptr<int64_t>();
+  const auto length = tokens.size(1);
+  // Whether all targets are the tokens at their places, and some of these differ from the next.
+  bool equal = true, differ = false;
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
+    if (y[i] == ignore_index) continue;
+    HEED_CHECK(y[i] >= 0 && y[i] < vocabulary,
+               "{}: targets[{}][{}] ({}) must be ignore_index ({}), or at least 0 and below "
+               "vocab_size ({})",
+               kDecoder, i / length, i % length, y[i], ignore_index, vocabulary);
+    equal = equal && y[i] == x[i];
+    differ = differ || ((i + 1) % length != 0 && x[i + 1] != x[i]);
+  }
+  HEED_CHECK(!(equal && differ),
+             "{}: targets must be the tokens that follow tokens, and these are the tokens "
+             "themselves: pass text.slice(1, 0, -1) as tokens and text.slice(1, 1) as targets",
+             kDecoder);
+}
+
+void check_loss(const at::Tensor& tokens, const at::Tensor& targets,
+                const LinearCrossEntropyOptions& options, int64_t vocabulary) {
+  detail::check_defined(kDecoder, "targets", targets);
+  HEED_CHECK(targets.scalar_type() == at::kLong, "{}: targets dtype ({}) must be Long", kDecoder,
+             c10::toString(targets.scalar_type()));
+  HEED_CHECK(targets.sizes() == tokens.sizes(),
+             "{}: targets {} must have the shape of tokens; tokens {}", kDecoder,
+             detail::shape(targets), detail::shape(tokens));
+  detail::check_same_device(kDecoder, "targets", targets, "tokens", tokens);
+  HEED_CHECK(!options.bias(), "{}: bias must not be given: the scores are the head's", kDecoder);
+  HEED_CHECK(!options.softcap(), "{}: softcap must not be given: it is an option of the decoder",
+             kDecoder);
+  if (!detail::is_plain(tokens) || !detail::is_plain(targets)) return;
+  check_targets(tokens.contiguous(), targets.contiguous(), options.ignore_index(), vocabulary);
 }
 
 }  // namespace
@@ -125,6 +165,20 @@ at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInput
   check_tokens(tokens, token_embedding);
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
   return scores(stack->forward(embed(tokens, positions), inputs));
+}
+
+at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets,
+                             const TransformerInputs& inputs,
+                             const LinearCrossEntropyOptions& loss_options) const {
+  check_tokens(tokens, token_embedding);
+  check_loss(tokens, targets, loss_options, detail::vocabulary(token_embedding));
+  auto with_softcap = loss_options;
+  with_softcap.softcap(options.softcap());
+  const auto positions = detail::embedded_positions(tokens, inputs, stack);
+  const auto x = stack.ptr()->forward(embed(tokens, positions), inputs);
+  const auto loss = head ? detail::loss_of_head(head, x, targets, with_softcap)
+                         : detail::loss_of_head(token_embedding, x, targets, with_softcap);
+  return loss_options.reduction() == LossReduction::none ? loss.view_as(targets) : loss;
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
