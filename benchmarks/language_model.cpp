@@ -5,6 +5,7 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/InferenceMode.h>
+#include <heed/memory.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
@@ -92,6 +93,7 @@ class Work {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   if (argc > 1) at::set_num_threads(std::atoi(argv[1]));
   torch::manual_seed(0);
   Work narrow(kNarrow), wide(kWide);

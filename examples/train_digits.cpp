@@ -1,6 +1,7 @@
 // Trains a classifier of handwritten digits with attention over each image's rows or patches.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
+#include <heed/memory.h>
 #include <heed/weights.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
@@ -169,6 +170,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   Arguments arguments;
   heed::examples::CommandLine app(
       "Trains a classifier of handwritten digits with attention over each image's rows or\n"

@@ -2,6 +2,7 @@
 #include <ATen/Functions.h>
 #include <fmt/core.h>
 #include <heed/autocast.h>
+#include <heed/memory.h>
 #include <heed/weights.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -249,6 +250,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   Arguments arguments;
   heed::examples::CommandLine app(
       "Trains an encoder-decoder model to translate dates in words to ISO dates.",

@@ -21,6 +21,7 @@
 #include <heed/kv_cache.h>
 #include <heed/latent_attention.h>
 #include <heed/masks.h>
+#include <heed/memory.h>
 #include <heed/merge_attention.h>
 #include <heed/model_cost.h>
 #include <heed/multi_head_attention.h>

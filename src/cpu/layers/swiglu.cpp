@@ -24,8 +24,9 @@
 //     gradient of gate = dy * up * s * (1 + gate * (1 - s))
 //     gradient of up   = dy * gate * s
 //
-// The backward pass computes s again instead of storing it, so a layer keeps two hidden tensors
-// rather than three. docs/kernels.md, Layers.
+// The backward pass computes s again instead of storing it, and a product that follows computes y
+// again by its recipe, so a layer keeps two hidden tensors rather than four. docs/kernels.md,
+// Layers.
 
 namespace heed::detail {
 
@@ -84,7 +85,10 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& gate,
                             const at::Tensor& up) {
     context->save_for_backward({gate, up});
-    return gated(gate, up);
+    auto result = gated(gate, up);
+    const auto again = [](const variable_list& sources) { return swiglu(sources[0], sources[1]); };
+    keep_recipe(context, again, {gate, up}, result);
+    return result;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -106,6 +110,10 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   const auto dense_gate = gate.contiguous(), dense_up = up.contiguous();
   const bool records = at::GradMode::is_enabled() && (gate.requires_grad() || up.requires_grad());
   return records ? SwiGlu::apply(dense_gate, dense_up) : gated(dense_gate, dense_up);
+}
+
+c10::intrusive_ptr<Recipe> swiglu_recipe(const at::Tensor& output) {
+  return recipe_of<SwiGlu>(output);
 }
 
 }  // namespace heed::detail
