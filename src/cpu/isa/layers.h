@@ -23,6 +23,14 @@ struct RmsScale {
   T eps;
 };
 
+/// Counter-based dropout (philox.h) of elements. The random number of an element depends only on
+/// `key` and on its place.
+struct ElementDraws {
+  uint64_t key;
+  int64_t first;       ///< the place of the first element, a multiple of 64
+  uint32_t threshold;  ///< an element is dropped if its 32-bit random number is less
+};
+
 /// In the kernels below, the elements of a row are contiguous. Numbers are computed in `T`: double
 /// for rows of double, else float.
 template <typename T>
@@ -39,6 +47,8 @@ struct LayerKernelsOf {
   /// The gradients of gate and up.
   void (*swiglu_backward)(const Rows& gate, const Rows& up, const Rows& output_gradient,
                           const Rows& gate_gradient, const Rows& up_gradient);
+  /// to = from * scale where an element is kept, else 0. Both are one row.
+  void (*drop_out)(const Rows& from, const ElementDraws& draws, double scale, const Rows& to);
 };
 
 struct LayerKernels {

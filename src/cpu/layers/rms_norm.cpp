@@ -144,7 +144,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, d
   }
   const auto dense = x.contiguous();
   const auto dense_weight = weight.contiguous();
-  if (!(at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))) {
+  if (!is_recorded(x, weight)) {
     return normalize(dense, {dense_weight, offset, eps});
   }
   return RmsNorm::apply(dense, dense_weight, eps, offset);

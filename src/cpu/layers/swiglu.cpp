@@ -1,19 +1,13 @@
 #include "cpu/layers/swiglu.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
-#include <algorithm>
-
-#include "core/ceil_div.h"
 #include "core/direct.h"
 #include "core/dtypes.h"
 #include "cpu/layers/function.h"
 #include "cpu/layers/tasks.h"
-#include "cpu/tensor_rows.h"
 
 // SwiGLU, silu(gate) * up, with s = sigmoid(gate), in one pass over memory:
 //
@@ -32,29 +26,9 @@ namespace heed::detail {
 
 namespace {
 
-/// Cuts contiguous tensors of one size, such as `like`, into blocks, and calls run(kernels,
-/// elements) for each block in parallel: elements(tensor) is that block of `tensor`, as one row.
-template <typename Run>
-void for_blocks(const at::Tensor& like, const Run& run) {
-  constexpr int64_t kBlock = 1 << 12;  // elements; fixed, so that threads do not change vectors
-  const auto count = like.numel();
-  with_layer_kernels(like.scalar_type(), [&](const auto& kernels) {
-    at::parallel_for(0, ceil_div(count, kBlock), rows_per_task(kBlock),
-                     [&](int64_t begin, int64_t end) {
-                       const auto first = begin * kBlock, last = std::min(count, end * kBlock);
-                       run(kernels, [&](const at::Tensor& tensor) {
-                         auto block = rows_at(tensor, first, 1, 0);
-                         block.columns = last - first;
-                         block.column_stride = 1;
-                         return block;
-                       });
-                     });
-  });
-}
-
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
   auto result = empty_as(gate);
-  for_blocks(gate, [&](const auto& kernels, const auto& elements) {
+  for_blocks(gate, [&](const auto& kernels, int64_t /*first*/, const auto& elements) {
     kernels.swiglu(elements(gate), elements(up), elements(result));
   });
   return result;
@@ -63,7 +37,7 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
 variable_list gradients_of(const at::Tensor& gate, const at::Tensor& up,
                            const at::Tensor& output_gradient) {
   auto of_gate = empty_as(gate), of_up = empty_as(up);
-  for_blocks(gate, [&](const auto& kernels, const auto& elements) {
+  for_blocks(gate, [&](const auto& kernels, int64_t /*first*/, const auto& elements) {
     kernels.swiglu_backward(elements(gate), elements(up), elements(output_gradient),
                             elements(of_gate), elements(of_up));
   });
@@ -108,8 +82,7 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
                       is_attention_dtype(gate.scalar_type());
   if (!kernel) return at::silu(gate) * up;
   const auto dense_gate = gate.contiguous(), dense_up = up.contiguous();
-  const bool records = at::GradMode::is_enabled() && (gate.requires_grad() || up.requires_grad());
-  return records ? SwiGlu::apply(dense_gate, dense_up) : gated(dense_gate, dense_up);
+  return is_recorded(gate, up) ? SwiGlu::apply(dense_gate, dense_up) : gated(dense_gate, dense_up);
 }
 
 c10::intrusive_ptr<Recipe> swiglu_recipe(const at::Tensor& output) {

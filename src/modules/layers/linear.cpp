@@ -19,9 +19,7 @@
 #include "cpu/capability.h"
 #include "cpu/layers/dense.h"
 #include "cpu/layers/function.h"
-#include "cpu/layers/recipe.h"
-#include "cpu/layers/rms_norm.h"
-#include "cpu/layers/swiglu.h"
+#include "cpu/layers/recipes.h"
 
 namespace heed::detail {
 
@@ -123,21 +121,10 @@ std::vector<at::Tensor> multiply(LinearProduct product, const at::Tensor& input,
   });
 }
 
-bool has_history(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
-  return at::GradMode::is_enabled() && (input.requires_grad() || weight.requires_grad() ||
-                                        (bias.defined() && bias.requires_grad()));
-}
-
-/// The recipe of an input that a layer of heed has computed; null if there is none.
-c10::intrusive_ptr<Recipe> input_recipe(const at::Tensor& input) {
-  auto found = rms_norm_recipe(input);
-  return found ? found : swiglu_recipe(input);
-}
-
 /// The tensors that a node keeps of its input: the input, or what its recipe needs, which is kept
 /// anyway.
 variable_list kept_of_input(AutogradContext* context, const at::Tensor& input) {
-  const auto recipe = input_recipe(input);
+  const auto recipe = find_recipe(input);
   auto sources = recipe ? recipe->sources_of(input) : variable_list();
   if (sources.empty()) return {input};
   context->saved_data["input_recipe"] = c10::IValue::make_capsule(recipe);
@@ -253,10 +240,10 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   const auto product = linear_product(input, weight, bias);
-  const bool records = has_history(input, weight, bias);
+  const bool records = is_recorded(input, weight, bias);
   if (product == LinearProduct::libtorch) {
     // at::linear would keep an input that has a recipe.
-    const bool keeps_less = records && can_record(input, weight, bias) && input_recipe(input);
+    const bool keeps_less = records && can_record(input, weight, bias) && find_recipe(input);
     if (!keeps_less) return at::linear(input, weight, bias);
   }
   const std::vector<LinearParameters> layer = {{weight, bias}};
@@ -267,11 +254,11 @@ std::vector<at::Tensor> linear_together(const at::Tensor& input,
                                         const std::vector<LinearParameters>& layers) {
   const auto& [weight, bias] = layers.front();
   const auto product = linear_product(input, weight, bias);
-  const bool records = has_history(input, weight, bias);
+  const bool records = is_recorded(input, weight, bias);
   const bool in_one = product != LinearProduct::libtorch &&
                       std::all_of(layers.begin() + 1, layers.end(), [&](const auto& layer) {
                         return linear_product(input, layer.weight, layer.bias) == product &&
-                               has_history(input, layer.weight, layer.bias) == records;
+                               is_recorded(input, layer.weight, layer.bias) == records;
                       });
   if (in_one) return records ? record(product, input, layers) : multiply(product, input, layers);
   return c10::fmap(
