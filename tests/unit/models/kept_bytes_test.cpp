@@ -64,6 +64,7 @@ TEST_F(KeptBytes, OfFeedForward) {
     EXPECT_EQ(kept(Activation::gelu), 2 * F);
     EXPECT_EQ(kept(Activation::silu), 2 * F);
     EXPECT_EQ(kept(Activation::relu), dropout == 0.0 ? F : 2 * F);
+    EXPECT_EQ(kept(Activation::reglu), 3 * F);
     EXPECT_EQ(kept(Activation::geglu), 4 * F);
   }
 }
