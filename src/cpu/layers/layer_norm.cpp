@@ -20,10 +20,9 @@ struct RecordedLayerNorm : public torch::autograd::Function<RecordedLayerNorm> {
                             const std::optional<at::Tensor>& bias, double eps) {
     auto [result, mean, rstd] = at::native_layer_norm(x, weight.sizes(), weight, bias, eps);
     context->save_for_backward({x, weight, bias.value_or(at::Tensor()), mean, rstd});
-    const auto again = [eps](const variable_list& sources) {
-      const auto& weight = sources[1];
-      const auto bias = sources.size() > 2 ? sources[2] : at::Tensor();
-      return std::get<0>(at::native_layer_norm(sources[0], weight.sizes(), weight, bias, eps));
+    const auto again = [eps](const variable_list& from) {
+      const auto added = from.size() > 2 ? from[2] : at::Tensor();
+      return std::get<0>(at::native_layer_norm(from[0], from[1].sizes(), from[1], added, eps));
     };
     variable_list sources = {x, weight};
     if (bias) sources.push_back(*bias);

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -22,13 +23,13 @@ class Recipe : public torch::CustomClassHolder {
   using Compute = std::function<at::Tensor(const variable_list& sources)>;
 
   Recipe(Compute compute, const variable_list& sources, const at::Tensor& output)
-      : compute_(std::move(compute)), data_(output.const_data_ptr()) {
+      : compute_(std::move(compute)), data_(output.const_data_ptr()), version_(output._version()) {
     for (const auto& source : sources) sources_.emplace_back(source);
   }
 
   /// The sources of `output`. Empty if one is gone, or if one or the output has been changed.
   variable_list sources_of(const at::Tensor& output) const {
-    if (output._version() != 0 || output.const_data_ptr() != data_) return {};
+    if (output._version() != version_ || output.const_data_ptr() != data_) return {};
     variable_list sources;
     for (const auto& source : sources_) {
       sources.push_back(source.tensor());
@@ -45,7 +46,9 @@ class Recipe : public torch::CustomClassHolder {
 
  private:
   const Compute compute_;
-  const void* const data_;  // of the output, which may be gone
+  // The output, which may be gone, as it was computed.
+  const void* const data_;
+  const int64_t version_;
   std::vector<Watched> sources_;
 };
 
