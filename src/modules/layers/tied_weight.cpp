@@ -27,7 +27,8 @@ struct TieUses : public torch::autograd::Function<TieUses> {
     if (!of_head.defined()) return {of_tokens.is_sparse() ? of_tokens.to_dense() : of_tokens};
     // Like the engine, this changes a gradient in place only if nobody else has it.
     const bool is_own = !at::GradMode::is_enabled() && is_plain(of_head) &&
-                        of_head.use_count() == 1 && of_head.storage().use_count() == 1;
+                        of_head.is_non_overlapping_and_dense() && of_head.use_count() == 1 &&
+                        of_head.storage().use_count() == 1;
     return {is_own ? of_head.add_(of_tokens) : of_head + of_tokens};
   }
 };
