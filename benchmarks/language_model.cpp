@@ -5,6 +5,7 @@
 #include <ATen/ops/randint.h>
 #include <c10/core/InferenceMode.h>
 #include <heed/fused_adamw.h>
+#include <heed/memory.h>
 #include <torch/utils.h>
 
 #include <chrono>
@@ -90,6 +91,7 @@ class Work {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   if (argc > 1) at::set_num_threads(std::atoi(argv[1]));
   torch::manual_seed(0);
   Work narrow(kNarrow), wide(kWide);

@@ -2,6 +2,7 @@
 #include <ATen/Functions.h>
 #include <fmt/core.h>
 #include <heed/fused_adamw.h>
+#include <heed/memory.h>
 #include <heed/weights.h>
 #include <torch/utils.h>
 
@@ -168,6 +169,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   Arguments arguments;
   heed::examples::CommandLine app(
       "Trains a classifier of handwritten digits with attention over each image's rows or\n"

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <heed/autocast.h>
 #include <heed/fused_adamw.h>
+#include <heed/memory.h>
 #include <heed/weights.h>
 #include <torch/utils.h>
 
@@ -247,6 +248,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   Arguments arguments;
   heed::examples::CommandLine app(
       "Trains an encoder-decoder model to translate dates in words to ISO dates.",

@@ -13,6 +13,10 @@
 
 namespace heed {
 
+namespace detail {
+class TiedWeight;
+}  // namespace detail
+
 /// Options of `Decoder`.
 struct HEED_API DecoderOptions {
   /// Required options.
@@ -135,10 +139,10 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   HEED_DEFAULT_ARGS(1, TransformerInputs);
 
  private:
-  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens,
-                              const std::optional<at::Tensor>& positions) const;
-  HEED_LOCAL at::Tensor plain_scores(const at::Tensor& x) const;
-  HEED_LOCAL at::Tensor scores(const at::Tensor& x) const;
+  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions,
+                              const detail::TiedWeight& weight) const;
+  HEED_LOCAL at::Tensor plain_scores(const at::Tensor& x, const detail::TiedWeight& weight) const;
+  HEED_LOCAL at::Tensor scores(const at::Tensor& x, const detail::TiedWeight& weight) const;
 };
 TORCH_MODULE(Decoder);
 

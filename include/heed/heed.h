@@ -24,6 +24,7 @@
 #include <heed/latent_attention.h>
 #include <heed/linear_cross_entropy.h>
 #include <heed/masks.h>
+#include <heed/memory.h>
 #include <heed/merge_attention.h>
 #include <heed/model_cost.h>
 #include <heed/multi_head_attention.h>

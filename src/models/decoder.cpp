@@ -19,6 +19,7 @@
 #include "modules/layers/linear.h"
 #include "modules/layers/linear_cross_entropy.h"
 #include "modules/layers/parameters.h"
+#include "modules/layers/tied_weight.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 
@@ -140,9 +141,9 @@ void DecoderImpl::pretty_print(std::ostream& stream) const {
       .option("dropout", options.dropout(), 0.0);
 }
 
-at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
-                              const std::optional<at::Tensor>& positions) const {
-  auto x = detail::embed(token_embedding, tokens);
+at::Tensor DecoderImpl::embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions,
+                              const detail::TiedWeight& weight) const {
+  auto x = weight.embed(tokens);
   if (options.embedding_scale() != 1.0) {
     x = x * at::scalar_tensor(options.embedding_scale(), x.options());
   }
@@ -150,13 +151,13 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
   return detail::drop_out(x, options.dropout(), is_training());
 }
 
-at::Tensor DecoderImpl::plain_scores(const at::Tensor& x) const {
+at::Tensor DecoderImpl::plain_scores(const at::Tensor& x, const detail::TiedWeight& weight) const {
   if (head) return detail::project(head, detail::sharing(*head).enter(x));
-  return detail::scores(token_embedding, x);
+  return weight.scores(x);
 }
 
-at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
-  const auto plain = plain_scores(x);
+at::Tensor DecoderImpl::scores(const at::Tensor& x, const detail::TiedWeight& weight) const {
+  const auto plain = plain_scores(x, weight);
   const auto& cap = options.softcap();
   return cap ? *cap * at::tanh(plain / *cap) : plain;
 }
@@ -164,7 +165,8 @@ at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {
   check_tokens(tokens, token_embedding);
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
-  return scores(stack->forward(embed(tokens, positions), inputs));
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  return scores(stack->forward(embed(tokens, positions, weight), inputs), weight);
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets,
@@ -192,7 +194,9 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   const detail::UndoOnError undo(caches);
   std::optional<at::Tensor> positions;
   if (position_embedding) positions = positions_of(caches.front(), tokens, counts);
-  return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto x = embed(tokens, positions, weight);
+  return scores(stack->forward_cached(x, caches, counts, inputs), weight);
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step, bool last_only,
@@ -200,9 +204,10 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step
   check_tokens(tokens, token_embedding);
   detail::check_step_tokens(kDecoder, "tokens", tokens, step);
   detail::check_no_dropout(kDecoder, "dropout", options.dropout(), is_training());
-  const auto x = stack->forward_cached(embed(tokens, step.positions()), step,
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto x = stack->forward_cached(embed(tokens, step.positions(), weight), step,
                                        /*first_layer=*/0, inputs);
-  return scores(last_only ? x.index_select(1, step.last_tokens()) : x);
+  return scores(last_only ? x.index_select(1, step.last_tokens()) : x, weight);
 }
 
 PagedKVCache DecoderImpl::make_paged_cache(int64_t pages,
@@ -214,8 +219,9 @@ std::tuple<at::Tensor, std::vector<AttentionWeights>> DecoderImpl::forward_with_
     const at::Tensor& tokens, const TransformerInputs& inputs) const {
   check_tokens(tokens, token_embedding);
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
-  auto [x, weights] = stack->forward_with_weights(embed(tokens, positions), inputs);
-  return {scores(x), std::move(weights)};
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  auto [x, weights] = stack->forward_with_weights(embed(tokens, positions, weight), inputs);
+  return {scores(x, weight), std::move(weights)};
 }
 
 std::vector<KVCache> DecoderImpl::make_caches(int64_t batch, int64_t capacity,

@@ -2,9 +2,10 @@
 
 #include "cpu/isa/functions.h"
 #include "cpu/isa/instruction_set.h"
+#include "cpu/isa/philox.h"
 
-// The layers around attention: rotary embedding, RMSNorm, SwiGLU and cross entropy. Each kernel
-// passes over memory once, where LibTorch's operators make several passes.
+// The layers around attention: rotary embedding, RMSNorm, SwiGLU, dropout and cross entropy. Each
+// kernel passes over memory once, where LibTorch's operators make several passes.
 //
 //   rotate, for each pair (x, y):   (x cos - y sin, y cos + x sin)
 //     half split:    x0 x1 .. y0 y1 ..          interleaved:    x0 y0 x1 y1 ..
@@ -14,6 +15,7 @@
 //               dweight += dy * x * inverse
 //   swiglu:   y = gate * s * up,   s = sigmoid(gate)
 //     backward: dgate = dy * up * s * (1 + gate * (1 - s));   dup = dy * gate * s
+//   drop_out, for each 64 elements:   y = word >= threshold ? x * scale : 0
 //   sum_scores, for a row:   m = max s,   sum of e^(s - m),   sum of w (s - m)
 //     s = softcap tanh(score / softcap)
 //   score_gradients:   dscore = ds * (1 - (s / softcap)^2),   f = factors
@@ -195,6 +197,28 @@ void swiglu_backward_rows(const Rows& gates, const Rows& ups, const Rows& output
   }
 }
 
+template <typename T, typename Element>
+void drop_out_row(const Rows& row, const ElementDraws& draws, T scale, const Rows& to) {
+  constexpr int64_t kBlocksOfIndex = int64_t{1} << 28;  // their counters have 32 bits
+  const auto* from = row_of<const Element>(row, 0);
+  auto* y = row_of<Element>(to, 0);
+  uint32_t words[kDrawBlock];
+  for (int64_t first = 0; first < row.columns; first += kDrawBlock) {
+    const auto block = (draws.first + first) / kDrawBlock;
+    draw_words(draws.key, /*head=*/0, static_cast<uint32_t>(block / kBlocksOfIndex),
+               block % kBlocksOfIndex, 1, words);
+    const auto left = row.columns - first, count = left < kDrawBlock ? left : kDrawBlock;
+    int64_t i = 0;
+    for (; i + kLanes<T> <= count; i += kLanes<T>) {
+      store(y + first + i, kept(words + i, draws.threshold, load(from + first + i) * scale));
+    }
+    for (; i < count; ++i) {
+      const T x = widen(from[first + i]) * scale;
+      narrow(words[i] >= draws.threshold ? x : T{}, y + first + i);
+    }
+  }
+}
+
 template <typename T>
 inline Vec<T> capped(Vec<T> score, T softcap) {
   return softcap == 0 ? score : tanh(score / softcap) * softcap;
@@ -319,6 +343,13 @@ void swiglu_backward(const Rows& gate, const Rows& up, const Rows& output_gradie
 }
 
 template <typename T>
+void drop_out(const Rows& from, const ElementDraws& draws, double scale, const Rows& to) {
+  with_element_of<T>(from.type, [&](auto element) {
+    drop_out_row<T, decltype(element)>(from, draws, static_cast<T>(scale), to);
+  });
+}
+
+template <typename T>
 ScoreSums<T> sum_scores(const Rows& scores, const ScoredClasses<T>& classes, int64_t target) {
   ScoreSums<T> sums = {};
   with_element_of<T>(scores.type, [&](auto element) {
@@ -337,9 +368,9 @@ void score_gradients(const Rows& scores, const ScoredClasses<T>& classes, int64_
 }
 
 template <typename T>
-constexpr LayerKernelsOf<T> kKernels = {rotate<T>,         rms_norm<T>,        rms_norm_backward<T>,
-                                        swiglu<T>,         swiglu_backward<T>, sum_scores<T>,
-                                        score_gradients<T>};
+constexpr LayerKernelsOf<T> kKernels = {rotate<T>,     rms_norm<T>,        rms_norm_backward<T>,
+                                        swiglu<T>,     swiglu_backward<T>, drop_out<T>,
+                                        sum_scores<T>, score_gradients<T>};
 
 }  // namespace
 

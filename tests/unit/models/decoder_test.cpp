@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -23,8 +24,10 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/capability.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/memory.h"
 #include "support/modules.h"
 #include "support/seeds.h"
 #include "support/transformers.h"
@@ -308,6 +311,63 @@ TEST(Decoder, Learns) {
     // At first log(50) = 3.9; the largest of 20 seeds was 0.52.
     EXPECT_LT(loss_value, 1.0) << "autocast " << autocast;
   }
+}
+
+/// A tied weight, on whose gradient tokens that stand twice and the head have parts.
+TEST(Decoder, AddsTheGradientsOfATiedWeight) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    torch::manual_seed(moved(21));
+    Decoder tied(DecoderOptions(V, llama_options(E, H, G), 1));
+    Decoder untied(DecoderOptions(V, llama_options(E, H, G), 1).tied_head(false));
+    {
+      const at::NoGradGuard no_grad;
+      auto parameters = untied->named_parameters();
+      for (const auto& own : tied->named_parameters()) parameters[own.key()].copy_(own.value());
+      untied->head->weight.copy_(tied->token_embedding->weight);
+    }
+    tied->to(dtype);
+    untied->to(dtype);
+    const auto tokens = random_tokens({B, L});
+    const auto direction = uniform({B, L, V}, dtype);
+    const auto& weight = tied->token_embedding->weight;
+    const auto derivatives = [&](Decoder& model, const std::vector<at::Tensor>& leaves) {
+      const auto scores = model(tokens);
+      auto result = torch::autograd::grad({scores}, leaves, {direction}, /*retain_graph=*/true);
+      const auto again = torch::autograd::grad({scores}, leaves, {direction},
+                                               /*retain_graph=*/true, /*create_graph=*/true);
+      auto sum = again[0];
+      for (size_t i = 1; i < again.size(); ++i) sum = sum + again[i];
+      for (const auto& second : torch::autograd::grad({sum.square().sum()}, leaves)) {
+        result.push_back(second);
+      }
+      return result;
+    };
+    const auto actual = derivatives(tied, {weight});
+    const auto parts = derivatives(untied, {untied->token_embedding->weight, untied->head->weight});
+    EXPECT_TRUE(actual[0].layout() == at::kStrided);
+    EXPECT_TRUE(
+        are_alike(actual, {parts[0] + parts[1], parts[2] + parts[3]}, 1024 * unit_roundoff(dtype)))
+        << dtype;
+    // The gradient of the embeddings alone, which arrives without the head's.
+    const auto [scores, weights] = tied->forward_with_weights(tokens);
+    const auto alone =
+        torch::autograd::grad({weights[0].self}, {weight}, {at::ones_like(weights[0].self)})[0];
+    EXPECT_EQ(alone.layout(), at::kStrided);
+    EXPECT_EQ(alone.sizes(), weight.sizes());
+  }
+}
+
+/// One tensor of the weight's size, not one for each use.
+TEST(Decoder, AddsTheGradientsOfATiedWeightInPlace) {
+  if (!detail::has_kernels()) GTEST_SKIP() << "there are no kernels";
+  constexpr int64_t kRows = 8192;
+  Decoder model(DecoderOptions(kRows, llama_options(E, H, G), 1));
+  const auto tokens = random_tokens({1, 3});
+  const auto bytes = static_cast<double>(model->token_embedding->weight.nbytes());
+  const AllocationCounter counter;
+  model(tokens).sum().backward();
+  EXPECT_GE(static_cast<double>(counter.live()), bytes);
+  EXPECT_LT(static_cast<double>(counter.peak()), 1.8 * bytes);
 }
 
 /// Padding needs no position of its own: a prompt may be as long as there are positions.
