@@ -177,9 +177,10 @@ at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets
   auto with_softcap = loss_options;
   with_softcap.softcap(options.softcap());
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
-  const auto x = stack.ptr()->forward(embed(tokens, positions), inputs);
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto x = stack.ptr()->forward(embed(tokens, positions, weight), inputs);
   const auto loss = head ? detail::loss_of_head(head, x, targets, with_softcap)
-                         : detail::loss_of_head(token_embedding, x, targets, with_softcap);
+                         : weight.loss(x, targets, with_softcap);
   return loss_options.reduction() == LossReduction::none ? loss.view_as(targets) : loss;
 }
 

@@ -9,6 +9,7 @@
 #include "cpu/layers/function.h"
 #include "modules/layers/embedding.h"
 #include "modules/layers/linear.h"
+#include "modules/layers/linear_cross_entropy.h"
 
 namespace heed::detail {
 
@@ -79,6 +80,13 @@ at::Tensor TiedWeight::embed(const at::Tensor& tokens) const {
 
 at::Tensor TiedWeight::scores(const at::Tensor& x) const {
   return of_head_.defined() ? detail::linear(x, of_head_) : detail::scores(embedding_, x);
+}
+
+at::Tensor TiedWeight::loss(const at::Tensor& x, const at::Tensor& targets,
+                            const LinearCrossEntropyOptions& options) const {
+  return of_head_.defined()
+             ? linear_cross_entropy(x.flatten(0, -2), of_head_, targets.flatten(), options)
+             : loss_of_head(embedding_, x, targets, options);
 }
 
 }  // namespace heed::detail

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/linear_cross_entropy.h>
 #include <torch/nn/modules/embedding.h>
 
 namespace heed::detail {
@@ -10,13 +11,16 @@ namespace heed::detail {
 /// added in place.
 class TiedWeight {
  public:
-  /// `is_tied` says whether `scores` will be called.
+  /// `is_tied` says whether `scores` or `loss` will be called.
   TiedWeight(const torch::nn::Embedding& embedding, bool is_tied);
 
   /// The embeddings of tokens [B, L]: [B, L, E].
   at::Tensor embed(const at::Tensor& tokens) const;
   /// The products of x [B, L, E] with the embeddings that this process has: [B, L, rows].
   at::Tensor scores(const at::Tensor& x) const;
+  /// The loss of x [B, L, E], whose targets are [B, L].
+  at::Tensor loss(const at::Tensor& x, const at::Tensor& targets,
+                  const LinearCrossEntropyOptions& options) const;
 
  private:
   const torch::nn::Embedding& embedding_;
