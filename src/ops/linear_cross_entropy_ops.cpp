@@ -90,18 +90,13 @@ Results loss_on_meta(Arguments& arguments) {
               : at::empty({}, options)};
 }
 
-WantedLossGradients read_wanted(Arguments& arguments) {
-  const auto given = arguments.next<c10::List<bool>>();
-  return {given[0], given[1], given[2]};
-}
-
 Results loss_backward_on_device(Arguments& arguments) {
   const at::NoGradGuard no_grad;
   // Autocast has converted the tensors, and must not do so again.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto of_loss = arguments.next<at::Tensor>();
   const auto call = read_loss(arguments);
-  auto wanted = read_wanted(arguments);
+  auto wanted = arguments.next_flags<3>();
   wanted[2] = wanted[2] && call.options.bias();
   auto found = linear_cross_entropy_gradients(of_loss, call.x, call.weight, call.targets,
                                               call.options, wanted);
@@ -114,7 +109,7 @@ Results loss_backward_on_device(Arguments& arguments) {
 Results loss_backward_on_meta(Arguments& arguments) {
   arguments.next<at::Tensor>();
   const auto inputs = read_loss(arguments).inputs();
-  const auto wanted = read_wanted(arguments);
+  const auto wanted = arguments.next_flags<3>();
   Results gradients(wanted.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (wanted[i]) gradients[i] = at::empty_like(inputs[i]);

@@ -89,12 +89,20 @@ bool few_rows_are_faster(const at::Tensor& input, const at::Tensor& weight) {
          weight.stride(1) == 1;
 }
 
-bool small_is_faster(const at::Tensor& input, const at::Tensor& weight) {
-  constexpr int64_t kElements = 1 << 18;      // larger weights do not stay in the cache
-  constexpr int64_t kMultiplyAdds = 1 << 25;  // with more, oneDNN's product is faster
-  return input.scalar_type() == at::kFloat && instruction_set().vector_bytes >= 64 &&
-         weight.numel() <= kElements && input.numel() <= kMultiplyAdds / weight.size(0) &&
-         (weight.stride(1) == 1 || weight.stride(0) == 1);
+/// Whether columns of both operands are contiguous, as in the gradient of a weight.
+bool are_by_columns(const at::Tensor& input, const at::Tensor& weight) {
+  return input.dim() == 2 && input.stride(0) == 1 && weight.stride(0) == 1;
+}
+
+bool blocks_are_faster(const at::Tensor& input, const at::Tensor& weight) {
+  constexpr int64_t kWeight = 1 << 18;  // elements that stay in a core's cache
+  constexpr int64_t kOutput = 1 << 21;  // elements that are read again for each 256 of the depth
+  constexpr int64_t kDepth = 512;
+  if (input.scalar_type() != at::kFloat || instruction_set().vector_bytes < 64) return false;
+  if (are_by_columns(input, weight)) {
+    return weight.size(1) <= kDepth || input.size(0) <= kOutput / weight.size(0);
+  }
+  return weight.numel() <= kWeight && (weight.stride(1) == 1 || weight.stride(0) == 1);
 }
 
 bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
@@ -114,7 +122,7 @@ bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
 std::vector<at::Tensor> multiply(LinearProduct product, const at::Tensor& input,
                                  const std::vector<LinearParameters>& layers) {
   if (product == LinearProduct::few_rows) return linear_of_few_rows(input, layers);
-  if (product == LinearProduct::small) return small_linear(input, layers);
+  if (product == LinearProduct::in_blocks) return linear_in_blocks(input, layers);
   return c10::fmap(layers, [&](const auto& layer) {
     return product == LinearProduct::pointwise ? multiply_pointwise(input, layer)
                                                : at::linear(input, layer.weight, layer.bias);
@@ -233,7 +241,7 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
     return LinearProduct::libtorch;
   }
   if (few_rows_are_faster(input, weight)) return LinearProduct::few_rows;
-  if (small_is_faster(input, weight)) return LinearProduct::small;
+  if (blocks_are_faster(input, weight)) return LinearProduct::in_blocks;
   if (pointwise_is_faster(input, weight)) return LinearProduct::pointwise;
   return LinearProduct::libtorch;
 }
@@ -248,6 +256,13 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::T
   }
   const std::vector<LinearParameters> layer = {{weight, bias}};
   return (records ? record(product, input, layer) : multiply(product, input, layer)).front();
+}
+
+void add_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& sum) {
+  if (linear_product(input, weight, {}) == LinearProduct::in_blocks) {
+    return add_linear_in_blocks(input, weight, sum);
+  }
+  sum.addmm_(input, weight.t());
 }
 
 std::vector<at::Tensor> linear_together(const at::Tensor& input,

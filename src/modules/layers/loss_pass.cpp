@@ -172,10 +172,9 @@ class RowPass {
       gradients.x = rows_.places.defined() ? at::zeros(call_.x.sizes(), call_.x.options())
                                            : at::empty(call_.x.sizes(), call_.x.options());
     }
-    if (wanted_[1] && !is_one_product_of_weight()) {
-      const bool is_written_first = count > 0 && call_.x.scalar_type() == precise_;
-      gradients.weight = is_written_first ? at::empty(call_.weight.sizes(), options_)
-                                          : at::zeros(call_.weight.sizes(), options_);
+    const bool is_product = count > 0 && call_.x.scalar_type() == precise_;
+    if (wanted_[1] && !is_product && !is_one_product_of_weight()) {
+      gradients.weight = at::zeros(call_.weight.sizes(), options_);
     }
     if (wanted_[2]) gradients.bias = at::zeros(call_.bias.sizes(), options_);
   }
@@ -260,16 +259,13 @@ class RowPass {
   }
 
   void add_weight_gradient(const at::Tensor& of_scores, const at::Tensor& x, bool is_first) {
+    const bool adds_in_half = precise_ != x.scalar_type() && !is_one_product_of_weight();
+    if (adds_in_half) return add_half_weight_gradient(of_scores, x);
     auto& sum = result_.gradients.weight;
-    if (is_one_product_of_weight()) {
-      sum = detail::linear(of_scores.t(), x.t());
-      return;
-    }
-    if (precise_ != x.scalar_type()) return add_half_weight_gradient(of_scores, x);
     if (is_first) {
-      at::mm_out(sum, of_scores.t(), x);
+      sum = detail::linear(of_scores.t(), x.t());
     } else {
-      sum.addmm_(of_scores.t(), x);
+      add_linear(of_scores.t(), x.t(), sum);
     }
   }
 
