@@ -23,8 +23,6 @@ namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kPanel = 64;  // outputs: the widest panel of a product
-
 /// The address `index` elements after the tensor's first one; null if the tensor is undefined.
 char* element(const at::Tensor& tensor, int64_t index) {
   if (!tensor.defined()) return nullptr;
@@ -33,15 +31,15 @@ char* element(const at::Tensor& tensor, int64_t index) {
 }
 
 /// Calls visit(i, first) for panels [begin, end), counted over all layers: the panel is outputs
-/// [first, first + kPanel) of layer i.
+/// [first, first + kFewRowsPanel) of layer i.
 template <typename Visit>
 void for_panels(const std::vector<LinearParameters>& layers, int64_t begin, int64_t end,
                 const Visit& visit) {
   int64_t before = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const auto panels = ceil_div(layers[i].weight.size(0), kPanel);
+    const auto panels = ceil_div(layers[i].weight.size(0), kFewRowsPanel);
     for (auto panel = std::max(begin, before); panel < std::min(end, before + panels); ++panel) {
-      visit(i, (panel - before) * kPanel);
+      visit(i, (panel - before) * kFewRowsPanel);
     }
     before += panels;
   }
@@ -49,7 +47,7 @@ void for_panels(const std::vector<LinearParameters>& layers, int64_t begin, int6
 
 int64_t count_panels(const std::vector<LinearParameters>& layers) {
   int64_t panels = 0;
-  for (const auto& layer : layers) panels += ceil_div(layer.weight.size(0), kPanel);
+  for (const auto& layer : layers) panels += ceil_div(layer.weight.size(0), kFewRowsPanel);
   return panels;
 }
 
@@ -57,7 +55,6 @@ int64_t count_panels(const std::vector<LinearParameters>& layers) {
 
 std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
                                            const std::vector<LinearParameters>& layers) {
-  static_assert(kPanel == kFewRowsPanel);
   constexpr int64_t kElements = 1 << 16;  // elements of weights that are worth a thread
   const auto depth = input.size(-1), rows = input.numel() / depth;
   const auto& kernels = instruction_set().few_rows.of[static_cast<int>(element_type(input))];
@@ -70,7 +67,7 @@ std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
   }
   std::fill_n(packed.data_ptr<float>() + rows * padded, (packed_rows - rows) * padded, 0.0F);
   auto outputs = empty_outputs(input, layers);
-  const auto grain = ceil_div(kElements, kPanel * depth);
+  const auto grain = ceil_div(kElements, kFewRowsPanel * depth);
   at::parallel_for(0, count_panels(layers), grain, [&](int64_t begin, int64_t end) {
     for_panels(layers, begin, end, [&](size_t i, int64_t first) {
       const auto& weight = layers[i].weight;
@@ -78,7 +75,7 @@ std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
       kernels.multiply({element(weight, first * weight.stride(0)), weight.stride(0),
                         element(layers[i].bias, first), element(packed, 0),
                         element(outputs[i], first), outputs_of_row, rows,
-                        std::min(kPanel, outputs_of_row - first), depth});
+                        std::min(kFewRowsPanel, outputs_of_row - first), depth});
     });
   });
   return outputs;

@@ -32,9 +32,9 @@ namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kDepth = 256;
-constexpr int64_t kRows = 96;   // a multiple of the rows of a micro-tile
-constexpr int64_t kPanel = 64;  // the widest panel of a product
+constexpr int64_t kDepthRun = 256;
+constexpr int64_t kBlockRows = 96;    // a multiple of the rows of a micro-tile
+constexpr int64_t kWidestPanel = 64;  // the widest panel of a product
 constexpr int64_t kMicroRows = 6;
 
 struct Range {
@@ -87,7 +87,7 @@ Cut cut_for(const LayerProduct& layer, int64_t threads) {
   for (int64_t rows = 1; rows <= threads; ++rows) {
     const Cut cut{rows, threads / rows};
     const auto of_rows = range_of(layer.rows, kMicroRows, cut.rows, 0).size();
-    const auto of_columns = range_of(layer.columns, kPanel, cut.columns, 0).size();
+    const auto of_columns = range_of(layer.columns, kWidestPanel, cut.columns, 0).size();
     const auto time = (of_rows + (layer.packs() ? kPackedRows : 0)) * of_columns;
     if (rows == 1 || time < least) {
       least = time;
@@ -140,17 +140,17 @@ class Rectangle {
     const auto& kernels = instruction_set().matrix.of_float;
     const auto width = round_up(columns.size(), kColumnMultiple);
     const bool packs = layer_.packs() || width != columns.size();
-    const auto size = packs ? std::min(kDepth, layer_.depth) * width : 0;
+    const auto size = packs ? std::min(kDepthRun, layer_.depth) * width : 0;
     const std::unique_ptr<float[]> packed(new float[static_cast<size_t>(size)]);
-    for (int64_t first = 0; first < layer_.depth; first += kDepth) {
-      const auto depth = std::min(kDepth, layer_.depth - first);
+    for (int64_t first = 0; first < layer_.depth; first += kDepthRun) {
+      const auto depth = std::min(kDepthRun, layer_.depth - first);
       if (packs) pack(columns, first, depth, packed.get(), width);
       const auto b_row = packs ? width : layer_.weight.stride(1);
       const auto* b = packs ? packed.get()
                             : layer_.weight.const_data_ptr<float>() + first * b_row + columns.first;
-      for (auto row = rows_.first; row < rows_.end; row += kRows) {
+      for (auto row = rows_.first; row < rows_.end; row += kBlockRows) {
         const auto* a = layer_.a + row * layer_.a_row + first * layer_.a_column;
-        kernels.multiply({std::min(kRows, rows_.end - row), width, depth, a, layer_.a_row,
+        kernels.multiply({std::min(kBlockRows, rows_.end - row), width, depth, a, layer_.a_row,
                           layer_.a_column, b, b_row, c + row * c_row, c_row,
                           /*accumulate=*/adds || first > 0});
       }
@@ -184,7 +184,7 @@ int64_t threads_for(const std::vector<LayerProduct>& layers) {
   return std::clamp<int64_t>(work / kMultiplyAdds, 1, at::get_num_threads());
 }
 
-void compute(const std::vector<LayerProduct>& layers, bool accumulate) {
+void compute_products(const std::vector<LayerProduct>& layers, bool accumulate) {
   const auto threads = threads_for(layers);
   const auto cuts = c10::fmap(layers, [&](const auto& layer) { return cut_for(layer, threads); });
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
@@ -194,7 +194,8 @@ void compute(const std::vector<LayerProduct>& layers, bool accumulate) {
         const auto& cut = cuts[i];
         if (thread >= cut.rows * cut.columns) continue;
         const auto rows = range_of(layer.rows, kMicroRows, cut.rows, thread / cut.columns);
-        const auto columns = range_of(layer.columns, kPanel, cut.columns, thread % cut.columns);
+        const auto columns =
+            range_of(layer.columns, kWidestPanel, cut.columns, thread % cut.columns);
         if (rows.size() > 0 && columns.size() > 0) {
           Rectangle(layer, rows, columns).compute(accumulate);
         }
@@ -216,13 +217,13 @@ std::vector<at::Tensor> linear_in_blocks(const at::Tensor& input,
   auto outputs = empty_outputs(input, layers);
   std::vector<LayerProduct> products;
   for (size_t i = 0; i < layers.size(); ++i) products.emplace_back(from, layers[i], outputs[i]);
-  compute(products, /*accumulate=*/false);
+  compute_products(products, /*accumulate=*/false);
   return outputs;
 }
 
 void add_linear_in_blocks(const at::Tensor& input, const at::Tensor& weight,
                           const at::Tensor& sum) {
-  compute({{in_rows_or_columns(input), {weight, {}}, sum}}, /*accumulate=*/true);
+  compute_products({{in_rows_or_columns(input), {weight, {}}, sum}}, /*accumulate=*/true);
 }
 
 }  // namespace heed::detail
