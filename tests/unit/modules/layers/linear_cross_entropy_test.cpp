@@ -6,6 +6,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
@@ -487,7 +488,12 @@ TEST(LinearCrossEntropy, TakesAnyLayout) {
       for (auto* tensor : {&c.x, &c.weight}) *tensor = tensor->detach().requires_grad_();
       const auto found = torch::autograd::grad({loss(c)}, {c.x, c.weight});
       const auto expected = torch::autograd::grad({reference(wide)}, {wide.x, wide.weight});
-      EXPECT_TRUE(are_alike(found, expected, tolerance_of(dtype)));
+      // Where all classes have the same weights, the gradient of x is 0.
+      const auto largest = at::maximum(expected[0].abs().max(), expected[1].abs().max());
+      const auto close = tolerance_of(dtype) * largest.item<double>();
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(is_close(found[i], expected[i], close)) << i;
+      }
       EXPECT_TRUE(found[1].is_contiguous());
     }
   }
