@@ -16,7 +16,9 @@ namespace heed {
 ///
 /// It sets, for the whole process and all its libraries, two of glibc's settings (mallopt(3)):
 /// M_MMAP_MAX = 0, so that large blocks come from the heap, and M_TRIM_THRESHOLD = -1, so that the
-/// heap is not given back. Only blocks of the main thread, which also runs the backward pass of
+/// heap is not given back. It also gives LibTorch an allocator for tensors on the CPU that calls
+/// malloc, because posix_memalign, which LibTorch's own one calls, leaves gaps into which a block of
+/// the same size does not fit. Only blocks of the main thread, which also runs the backward pass of
 /// tensors on the CPU, are used again in every size. Other threads have heaps of 64 MB: larger
 /// blocks of theirs are still mapped anew each time.
 ///
@@ -30,7 +32,8 @@ namespace heed {
 /// settings of GLIBC_TUNABLES or of an earlier mallopt do not come back, and a block of the heap
 /// stays there until it is freed.
 ///
-/// A program that cannot be changed gets the same, if it runs on glibc, by an environment variable:
+/// A program that cannot be changed gets the two settings, if it runs on glibc, by an environment
+/// variable:
 /// GLIBC_TUNABLES=glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=18446744073709551615
 ///
 /// Returns whether the C library has taken the settings; calling it again changes nothing. False

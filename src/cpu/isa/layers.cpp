@@ -32,6 +32,23 @@ inline Element* row_of(const Rows& rows, int64_t r) {
   return static_cast<Element*>(rows.data) + r * rows.row_stride;
 }
 
+/// Rotates four pairs from pair i on: heads of a small model have fewer pairs than a vector has
+/// lanes.
+template <typename T>
+inline void rotate_four(const T* from, const RowAngles<T>& angles, int64_t i, T direction, T* to) {
+  typedef T Four __attribute__((vector_size(4 * sizeof(T))));
+  const auto load_four = [](const T* numbers) {
+    Four four;
+    __builtin_memcpy(&four, numbers, sizeof(four));
+    return four;
+  };
+  const Four first = load_four(from + i), second = load_four(from + angles.pairs + i);
+  const Four cos = load_four(angles.cos + i), sin = direction * load_four(angles.sin + i);
+  const Four turned[] = {first * cos - second * sin, second * cos + first * sin};
+  __builtin_memcpy(to + i, &turned[0], sizeof(Four));
+  __builtin_memcpy(to + angles.pairs + i, &turned[1], sizeof(Four));
+}
+
 template <typename T, typename Element>
 void rotate_half_split(const Element* from, const RowAngles<T>& angles, Element* to) {
   const auto pairs = angles.pairs;
@@ -42,6 +59,9 @@ void rotate_half_split(const Element* from, const RowAngles<T>& angles, Element*
     const auto cos = load(angles.cos + i), sin = direction * load(angles.sin + i);
     store(to + i, first * cos - second * sin);
     store(to + pairs + i, second * cos + first * sin);
+  }
+  if constexpr (kSame<T, Element>) {
+    for (; i + 4 <= pairs; i += 4) rotate_four(from, angles, i, direction, to);
   }
   for (; i < pairs; ++i) {
     const T first = widen(from[i]), second = widen(from[pairs + i]);

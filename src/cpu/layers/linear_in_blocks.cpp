@@ -33,9 +33,9 @@ namespace heed::detail {
 namespace {
 
 constexpr int64_t kDepthRun = 256;
-constexpr int64_t kBlockRows = 96;    // a multiple of the rows of a micro-tile
+constexpr int64_t kBlockRows = 96;    // a multiple of kMicroRows
 constexpr int64_t kWidestPanel = 64;  // the widest panel of a product
-constexpr int64_t kMicroRows = 6;
+constexpr int64_t kMicroRows = 6;     // the rows whose sums the kernel has in registers
 
 struct Range {
   int64_t first, end;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <vector>
 
 namespace heed::test {
 namespace {
@@ -50,10 +51,40 @@ TEST(ReuseMemory, LetsFreedBlocksBeUsedAgain) {
   if (!kHasSettings) GTEST_SKIP() << "the C library has no such settings";
   ASSERT_TRUE(reuse_memory());
   constexpr int64_t kPages = kBlockBytes / 4096;
+  // LibTorch's allocator would not fit a block into the place of the one before.
   EXPECT_LT(cleared_pages(), kPages / 8);
   const auto before = resident_bytes();
   ASSERT_TRUE(reuse_memory(false));
   EXPECT_LT(resident_bytes(), before - kBlockBytes / 2);
+}
+
+/// Tensors of both allocators live on after the call that changes it.
+TEST(ReuseMemory, GivesTensorsAlignedMemory) {
+  std::vector<at::Tensor> tensors;
+  for (const bool on : {true, false, true}) {
+    reuse_memory(on);
+    for (const int64_t bytes : {0, 1, 63, 64, 65, 4097, 1 << 20}) {
+      tensors.push_back(at::empty({bytes}, at::kByte).fill_(7));
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(tensors.back().const_data_ptr()) % 64, 0) << bytes;
+    }
+  }
+  reuse_memory(false);
+  for (const auto& tensor : tensors) {
+    EXPECT_TRUE(tensor.eq(7).all().item<bool>());
+    auto larger = tensor.clone();
+    EXPECT_EQ(larger.resize_({2 * tensor.numel()})
+                  .narrow(0, 0, tensor.numel())
+                  .ne(7)
+                  .sum()
+                  .item<int64_t>(),
+              0);
+  }
+}
+
+TEST(ReuseMemory, RefusesWhatDoesNotFit) {
+  reuse_memory();
+  EXPECT_THROW(at::empty({int64_t{1} << 60}, at::kByte), c10::Error);
+  reuse_memory(false);
 }
 
 }  // namespace
