@@ -32,21 +32,24 @@ inline Element* row_of(const Rows& rows, int64_t r) {
   return static_cast<Element*>(rows.data) + r * rows.row_stride;
 }
 
-/// Rotates four pairs from pair i on: heads of a small model have fewer pairs than a vector has
-/// lanes.
+/// The pairs in 16 bytes: heads of a small model have fewer pairs than a vector has lanes.
 template <typename T>
-inline void rotate_four(const T* from, const RowAngles<T>& angles, int64_t i, T direction, T* to) {
-  typedef T Four __attribute__((vector_size(4 * sizeof(T))));
-  const auto load_four = [](const T* numbers) {
-    Four four;
-    __builtin_memcpy(&four, numbers, sizeof(four));
-    return four;
+constexpr int64_t kFewPairs = 16 / sizeof(T);
+
+/// Rotates kFewPairs pairs from pair i on.
+template <typename T>
+inline void rotate_few(const T* from, const RowAngles<T>& angles, int64_t i, T direction, T* to) {
+  typedef T Few __attribute__((vector_size(16)));
+  const auto load_few = [](const T* numbers) {
+    Few few;
+    __builtin_memcpy(&few, numbers, sizeof(few));
+    return few;
   };
-  const Four first = load_four(from + i), second = load_four(from + angles.pairs + i);
-  const Four cos = load_four(angles.cos + i), sin = direction * load_four(angles.sin + i);
-  const Four turned[] = {first * cos - second * sin, second * cos + first * sin};
-  __builtin_memcpy(to + i, &turned[0], sizeof(Four));
-  __builtin_memcpy(to + angles.pairs + i, &turned[1], sizeof(Four));
+  const Few first = load_few(from + i), second = load_few(from + angles.pairs + i);
+  const Few cos = load_few(angles.cos + i), sin = direction * load_few(angles.sin + i);
+  const Few turned[] = {first * cos - second * sin, second * cos + first * sin};
+  __builtin_memcpy(to + i, &turned[0], sizeof(Few));
+  __builtin_memcpy(to + angles.pairs + i, &turned[1], sizeof(Few));
 }
 
 template <typename T, typename Element>
@@ -61,7 +64,9 @@ void rotate_half_split(const Element* from, const RowAngles<T>& angles, Element*
     store(to + pairs + i, second * cos + first * sin);
   }
   if constexpr (kSame<T, Element>) {
-    for (; i + 4 <= pairs; i += 4) rotate_four(from, angles, i, direction, to);
+    for (; i + kFewPairs<T> <= pairs; i += kFewPairs<T>) {
+      rotate_few(from, angles, i, direction, to);
+    }
   }
   for (; i < pairs; ++i) {
     const T first = widen(from[i]), second = widen(from[pairs + i]);
