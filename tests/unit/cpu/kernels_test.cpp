@@ -102,8 +102,9 @@ TEST_P(Kernels, RotatePairs) {
   for (const auto dtype : kElementTypes) {
     const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
     for (const auto pairing : {RotaryPairing::half_split, RotaryPairing::interleaved}) {
-      for (const int64_t batch : {1, 2}) {
-        const auto angle = uniform({batch, 1, 5, 19}, precise) * 3;
+      // Pairs for whole vectors, for 16 bytes, and for neither.
+      for (const auto& [batch, pairs] : {std::pair<int64_t, int64_t>(1, 19), {2, 19}, {1, 14}}) {
+        const auto angle = uniform({batch, 1, 5, pairs}, precise) * 3;
         const RotaryAngles angles{angle.cos(), angle.sin()};
         const bool interleaved = pairing == RotaryPairing::interleaved;
         const auto x = uniform({2, 5, 3, 41}, dtype).transpose(1, 2).requires_grad_();
