@@ -44,7 +44,7 @@ class ReusedMemory final : public at::Allocator {
     TORCH_CHECK(block != nullptr, "reuse_memory: there is no memory for a tensor of ", bytes,
                 " bytes");
     auto* data = round_up(static_cast<char*>(block) + sizeof(void*), kAlignment);
-    std::memcpy(data - sizeof(void*), &block, sizeof(void*));
+    std::memcpy(data - sizeof(void*), static_cast<const void*>(&block), sizeof(void*));
     c10::profiledCPUMemoryReporter().New(data, bytes);
     return data;
   }
@@ -53,7 +53,8 @@ class ReusedMemory final : public at::Allocator {
     if (data == nullptr) return;
     c10::profiledCPUMemoryReporter().Delete(data);
     void* block = nullptr;
-    std::memcpy(&block, static_cast<char*>(data) - sizeof(void*), sizeof(void*));
+    std::memcpy(static_cast<void*>(&block), static_cast<char*>(data) - sizeof(void*),
+                sizeof(void*));
     std::free(block);
   }
 

@@ -1,6 +1,7 @@
 #include <heed/fused_adamw.h>
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/empty_like.h>
@@ -106,7 +107,7 @@ const AdamWOptions& options_of(const char* function, const ParameterGroups& grou
 }
 
 /// The groups that a constructor is given, of which some may have no options.
-const ParameterGroups& checked_groups(const ParameterGroups& groups) {
+ParameterGroups checked_groups(const ParameterGroups& groups) {
   check_parameters(kFusedAdamW, groups);
   bool has_parameter = false;
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -425,8 +426,8 @@ double FusedAdamW::step_clipped(double max_norm) {
   detail::check_max_norm(kFusedStepClipped, max_norm);
   const at::NoGradGuard no_grad;
   auto updates = checked_updates(kFusedStepClipped, *this);
-  std::vector<at::Tensor> parameters;
-  for (const auto& update : updates) parameters.push_back(update.parameter);
+  const auto parameters =
+      c10::fmap(updates, [](const ParameterUpdate& update) { return update.parameter; });
   const auto norm = detail::norm_of(detail::distinct_gradients(parameters));
   const auto factor = detail::clipping_factor(norm, max_norm);
   GradientScaling scaling;

@@ -1,6 +1,7 @@
 #include "models/gradients.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -61,9 +62,7 @@ std::vector<std::vector<size_t>> alike(const std::vector<at::Tensor>& tensors) {
 
 std::vector<at::Tensor> at_places(const std::vector<at::Tensor>& tensors,
                                   const std::vector<size_t>& places) {
-  std::vector<at::Tensor> chosen;
-  for (const auto place : places) chosen.push_back(tensors[place]);
-  return chosen;
+  return c10::fmap(places, [&](size_t place) { return tensors[place]; });
 }
 
 double norm_of(const std::vector<at::Tensor>& gradients) {
@@ -94,10 +93,9 @@ void limit_norm(const std::vector<at::Tensor>& gradients, double norm, double ma
   const auto factor = clipping_factor(norm, max_norm);
   if (factor >= 1.0) return;
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> values;
-  for (const auto& gradient : gradients) {
-    values.push_back(gradient.is_sparse() ? gradient._values() : gradient);
-  }
+  const auto values = c10::fmap(gradients, [](const at::Tensor& gradient) {
+    return gradient.is_sparse() ? gradient._values() : gradient;
+  });
   for (const auto& places : alike(values)) {
     at::_foreach_mul_(at_places(values, places), factor);
   }

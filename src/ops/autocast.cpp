@@ -49,8 +49,9 @@ void call_loss_converted(const c10::OperatorHandle& op, Stack* stack) {
   const auto device = x.device().type();
   if (at::autocast::is_eligible(x, device)) {
     const auto dtype = at::autocast::get_autocast_dtype(device);
-    const auto at_bias = *op.schema().argumentIndexWithName("bias");
-    for (auto* argument : {arguments, arguments + 1, arguments + at_bias}) {
+    const auto bias = op.schema().argumentIndexWithName("bias");
+    TORCH_INTERNAL_ASSERT(bias.has_value(), "there is no bias");
+    for (auto* argument : {arguments, arguments + 1, arguments + *bias}) {
       if (!argument->isTensor()) continue;
       *argument = at::autocast::cached_cast(dtype, argument->toTensor(), device);
     }

@@ -216,6 +216,7 @@ std::vector<at::Tensor> linear_in_blocks(const at::Tensor& input,
   const auto from = in_rows_or_columns(input);
   auto outputs = empty_outputs(input, layers);
   std::vector<LayerProduct> products;
+  products.reserve(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) products.emplace_back(from, layers[i], outputs[i]);
   compute_products(products, /*accumulate=*/false);
   return outputs;

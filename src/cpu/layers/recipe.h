@@ -64,7 +64,7 @@ inline void keep_recipe(AutogradContext* context, Recipe::Compute compute,
 /// The recipe of a tensor that Layer::apply returned; null if it was another node.
 template <typename Layer>
 c10::intrusive_ptr<Recipe> recipe_of(const at::Tensor& output) {
-  const auto node = output.grad_fn();
+  const auto& node = output.grad_fn();
   auto* own = dynamic_cast<torch::autograd::CppNode<Layer>*>(node.get());
   if (own == nullptr) return {};
   const auto found = own->ctx_.saved_data.find(kRecipe);

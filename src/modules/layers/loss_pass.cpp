@@ -199,7 +199,7 @@ class RowPass {
     if (rows_.places.defined()) {
       return call_.x.index_select(0, rows_.places.narrow(0, first, count));
     }
-    const auto x = call_.x.narrow(0, first, count);
+    auto x = call_.x.narrow(0, first, count);
     if (!rows_.ignored.defined()) return x;
     // NaN of an ignored row stays out of the weight's gradient.
     return x.masked_fill(rows_.ignored.narrow(0, first, count).unsqueeze(1), 0.0);
