@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/core.h>
 #include <heed/distributed.h>
+#include <heed/memory.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
@@ -362,6 +363,7 @@ int run(int argc, char** argv) {
 }  // namespace heed::bench
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   try {
     return heed::bench::run(argc, argv);
   } catch (const c10::Error& error) {

@@ -14,8 +14,9 @@ import time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from language_model import Model, Sizes
+from language_model import Model
 from torch import nn
+from turns import Sizes
 
 # As in distributed.cpp: the default model of train_gpt.
 SIZES = Sizes(width=192, heads=6, groups=3, hidden=512, batch=16)

@@ -1,52 +1,73 @@
-// Trains and runs two small language models for language_model.py, which times the same models in
-// Python in turns with it: each line such as "narrow train" or "wide decode" on standard input is
-// answered with tokens a second.
+// Trains and runs one language model for language_model.py and training.py, which time peers in
+// turns with it:
+//
+//     heed_language_model THREADS DTYPE VOCABULARY LAYERS WIDTH HEADS GROUPS HIDDEN CONTEXT BATCH
+//
+// DTYPE is float32 or bfloat16. The parameters are float32, and training in bfloat16 is autocast.
+// Each line on standard input is answered with a number: "train" and "decode" with tokens a second,
+// "product" with the FLOP a second of the fastest matrix product in DTYPE.
 #include <ATen/Parallel.h>
-#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/optim/adamw.h>
+#include <heed/autocast.h>
+#include <heed/fused_adamw.h>
+#include <heed/memory.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <iostream>
 #include <string>
 
 #include "support/language_model.h"
+#include "support/limits.h"
 
 namespace {
 
-// As in language_model.py.
-constexpr heed::bench::LanguageModelSizes kNarrow = {
-    /*vocabulary=*/256, /*layers=*/4, /*width=*/128,
-    /*heads=*/4,        /*groups=*/2, /*hidden=*/344,
-    /*context=*/128,    /*batch=*/8};
-constexpr heed::bench::LanguageModelSizes kWide = {
-    /*vocabulary=*/256, /*layers=*/4, /*width=*/512,
-    /*heads=*/8,        /*groups=*/2, /*hidden=*/1368,
-    /*context=*/512,    /*batch=*/4};
 constexpr int64_t kPrompt = 16;
 
-/// Tokens a second of `step`, which returns its number of tokens, over about half a second.
+/// Returns the work a second of `step`, which returns how much it did, over about half a second.
 template <typename Step>
 double throughput(const Step& step) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
-  int64_t tokens = 0;
+  double work = 0.0;
   std::chrono::duration<double> seconds{0};
   while (seconds.count() < 0.5) {
-    tokens += step();
+    work += static_cast<double>(step());
     seconds = Clock::now() - start;
   }
-  return static_cast<double>(tokens) / seconds.count();
+  return work / seconds.count();
+}
+
+/// Returns the FLOP a second of a product that is large enough for the processor's best: that of
+/// at::mm or of oneDNN, whichever is faster.
+double product_rate(at::ScalarType dtype) {
+  constexpr int64_t kRows = 2048, kIn = 1536, kOut = 1536;
+  const c10::InferenceMode inference;
+  const auto x = at::randn({kRows, kIn}).to(dtype), weight = at::randn({kOut, kIn}).to(dtype);
+  const auto rate = [](const auto& product) {
+    return throughput([&] {
+      product();
+      return 2 * kRows * kIn * kOut;
+    });
+  };
+  const auto of_mm = rate([&] { return at::mm(x, weight.t()); });
+  try {
+    return std::max(of_mm, rate([&] { return heed::bench::onednn_linear(x, weight); }));
+  } catch (const c10::Error&) {  // this LibTorch lacks oneDNN's product
+    return of_mm;
+  }
 }
 
 /// A model in training and in generation, and the tokens of both.
 class Work {
  public:
-  explicit Work(const heed::bench::LanguageModelSizes& sizes)
+  Work(const heed::bench::LanguageModelSizes& sizes, at::ScalarType dtype)
       : sizes_(sizes),
+        dtype_(dtype),
         model_(heed::bench::make_language_model(sizes)),
         optimizer_(model_->parameters(), 1e-3),
         tokens_(at::randint(sizes.vocabulary, {sizes.batch, sizes.context + 1}, at::kLong)) {}
@@ -64,11 +85,15 @@ class Work {
  private:
   int64_t train_step() {
     optimizer_.zero_grad();
-    const auto scores = model_(tokens_.narrow(1, 0, sizes_.context));
-    const auto next = tokens_.narrow(1, 1, sizes_.context);
-    at::cross_entropy_loss(scores.flatten(0, 1), next.flatten()).backward();
+    loss().backward();
     optimizer_.step();
     return sizes_.batch * sizes_.context;
+  }
+
+  at::Tensor loss() {
+    const heed::Autocast autocast(at::kCPU, dtype_);
+    const auto next = tokens_.narrow(1, 1, sizes_.context);
+    return model_->loss(tokens_.narrow(1, 0, sizes_.context), next);
   }
 
   /// A whole context, one token at a time behind the prompt.
@@ -84,19 +109,33 @@ class Work {
   }
 
   const heed::bench::LanguageModelSizes sizes_;
+  const at::ScalarType dtype_;
   heed::Decoder model_;
-  torch::optim::AdamW optimizer_;
+  heed::FusedAdamW optimizer_;
   at::Tensor tokens_;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) at::set_num_threads(std::atoi(argv[1]));
+  constexpr int kArguments = 11;
+  if (argc != kArguments) {
+    std::cerr << "heed_language_model needs THREADS DTYPE VOCABULARY LAYERS WIDTH HEADS GROUPS "
+                 "HIDDEN CONTEXT BATCH\n";
+    return 2;
+  }
+  heed::reuse_memory();
+  const auto number = [&](int i) { return std::stoll(argv[i]); };
+  at::set_num_threads(static_cast<int>(number(1)));
+  const auto dtype = std::string(argv[2]) == "bfloat16" ? at::kBFloat16 : at::kFloat;
   torch::manual_seed(0);
-  Work narrow(kNarrow), wide(kWide);
-  for (std::string model, work; std::cin >> model >> work;) {
-    auto& measured = model == "wide" ? wide : narrow;
-    std::cout << (work == "train" ? measured.train() : measured.decode()) << std::endl;
+  Work model(
+      {number(3), number(4), number(5), number(6), number(7), number(8), number(9), number(10)},
+      dtype);
+  for (std::string work; std::cin >> work;) {
+    std::cout << (work == "train"    ? model.train()
+                  : work == "decode" ? model.decode()
+                                     : product_rate(dtype))
+              << std::endl;
   }
 }

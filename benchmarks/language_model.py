@@ -11,38 +11,18 @@ once.
 
 import argparse
 import statistics
-import subprocess
-import time
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from processor import processor
 from report import publish
 from torch import nn
+from turns import Program, Sizes, beside, throughput
 
 PROMPT = 16
 
 
-@dataclass
-class Sizes:
-    """As in support/language_model.h; the defaults are those of language_model.cpp's narrow model."""
-
-    vocabulary: int = 256
-    layers: int = 4
-    width: int = 128
-    heads: int = 4
-    groups: int = 2
-    hidden: int = 344
-    context: int = 128
-    batch: int = 8
-
-    @property
-    def head_dim(self) -> int:
-        return self.width // self.heads
-
-
-MODELS = {"narrow": Sizes(),  # as in language_model.cpp
+MODELS = {"narrow": Sizes(),
           "wide": Sizes(width=512, heads=8, hidden=1368, context=512, batch=4)}
 
 
@@ -117,7 +97,7 @@ class Peer:
         self.sizes = sizes
         self.model = Model(sizes)
         self.run = torch.compile(self.model) if compiled else self.model
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3, fused=True)
         self.tokens = torch.randint(self.sizes.vocabulary,
                                     (self.sizes.batch, self.sizes.context + 1))
 
@@ -140,15 +120,8 @@ class Peer:
             tokens = scores[:, -1].argmax(-1, keepdim=True)
         return sizes.context - PROMPT
 
-    def throughput(self, work: str) -> float:
-        start, count, seconds = time.perf_counter(), 0, 0.0
-        while seconds < 0.5:
-            count += getattr(self, work)()
-            seconds = time.perf_counter() - start
-        return count / seconds
 
-
-def measure(heed, model: str, turns: int) -> list[str]:
+def measure(heed: Program, model: str, turns: int) -> list[str]:
     """The lines of one model's table."""
     sizes = MODELS[model]
     peers = {"eager": Peer(sizes, compiled=False), "compiled": Peer(sizes, compiled=True)}
@@ -157,20 +130,14 @@ def measure(heed, model: str, turns: int) -> list[str]:
             ("train", f"training, {sizes.batch} sequences of {sizes.context}", ("eager", "compiled")),
             ("decode", "generation, one token at a time from the cache", ("eager",))):
         def turn() -> list[float]:
-            return [heed(model, work), *(peers[name].throughput(work) for name in names)]
+            return [heed.ask(work), *(throughput(getattr(peers[name], work)) for name in names)]
 
         turn()  # warms up, and compiles
-        measured = [turn() for _ in range(turns)]
-        ours = statistics.median(speeds[0] for speeds in measured)
-        line = f"| {sizes.width} | {words} | {ours:,.0f} "
-        for i in (1, 2):
-            if i > len(names):
-                line += "| | "
-                continue
-            theirs = statistics.median(speeds[i] for speeds in measured)
-            ratio = statistics.median(speeds[0] / speeds[i] for speeds in measured)
-            line += f"| {theirs:,.0f} | {ratio:.2f} "
-        lines.append(line + "|")
+        ours, *theirs = zip(*(turn() for _ in range(turns)))
+        line = f"| {sizes.width} | {words} | {statistics.median(ours):,.0f} "
+        for speeds in theirs:
+            line += beside(ours, speeds)
+        lines.append(line + "| | " * (2 - len(theirs)) + "|")
     return lines
 
 
@@ -186,17 +153,9 @@ def main() -> None:
              "",
              "| width | work | heed | Python, eager | ratio | Python, compiled | ratio |",
              "|--:|---|--:|--:|--:|--:|--:|"]
-    with subprocess.Popen([arguments.program, str(arguments.threads)], text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-
-        def heed(model: str, work: str) -> float:
-            program.stdin.write(f"{model} {work}\n")
-            program.stdin.flush()
-            return float(program.stdout.readline())
-
-        for model in MODELS:
+    for model, sizes in MODELS.items():
+        with Program([arguments.program], arguments.threads, "float32", sizes) as heed:
             lines += measure(heed, model, arguments.turns)
-        program.stdin.close()
     print("\n".join(lines))
     if arguments.doc:
         publish("\n".join(lines) + "\n", arguments.doc, "language_model", processor())

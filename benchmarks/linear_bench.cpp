@@ -121,6 +121,12 @@ void add_few_rows(Rows& rows, const LinearShape& s) {
 }  // namespace
 
 void add_linear_rows(Rows& rows) {
+  // The layers of small language models, in training.
+  add_product_rows(rows, {512, 64, 64, at::kFloat});
+  add_product_rows(rows, {4096, 128, 128, at::kFloat});
+  add_product_rows(rows, {4096, 128, 344, at::kFloat});
+  add_product_rows(rows, {3072, 384, 1024, at::kFloat});
+  add_product_rows(rows, {2048, 576, 576, at::kFloat});
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     add_product_rows(rows, {64, 512, 512, dtype});
     add_product_rows(rows, {64, 3072, 3072, dtype});

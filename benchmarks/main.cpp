@@ -53,7 +53,9 @@ heed::bench::Rows all_rows(const std::string& device, const std::string& sizes) 
   heed::bench::add_mask_rows(rows);
   heed::bench::add_reach_rows(rows);
   heed::bench::add_linear_rows(rows);
+  heed::bench::add_loss_rows(rows);
   heed::bench::add_module_rows(rows);
+  heed::bench::add_optimizer_rows(rows);
   return rows;
 }
 

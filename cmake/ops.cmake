@@ -8,6 +8,7 @@ add_library(heed_ops SHARED
   src/ops/attend_with_weights_ops.cpp
   src/ops/autocast.cpp
   src/ops/layer_ops.cpp
+  src/ops/linear_cross_entropy_ops.cpp
   src/ops/traced.cpp)
 add_library(heed::ops ALIAS heed_ops)
 heed_keep_exact_floats(heed_ops)

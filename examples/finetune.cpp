@@ -1,5 +1,6 @@
 // Trains a published language model further, on a text.
 #include <fmt/core.h>
+#include <heed/memory.h>
 #include <heed/pretrained.h>
 
 #include <algorithm>
@@ -117,6 +118,7 @@ class Finetune : public heed::examples::TrainingTask {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   Arguments arguments;
   arguments.run.out = "finetuned";
   arguments.run.evaluate_every = 50;

@@ -1,8 +1,9 @@
 // Trains a classifier of handwritten digits with attention over each image's rows or patches.
 #include <ATen/Functions.h>
 #include <fmt/core.h>
+#include <heed/fused_adamw.h>
+#include <heed/memory.h>
 #include <heed/weights.h>
-#include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
 #include <chrono>
@@ -61,8 +62,7 @@ at::Tensor shifted(const at::Tensor& images) {
 }
 
 /// Trains on one batch and returns its mean loss.
-double train_batch(DigitClassifier& model, torch::optim::Optimizer& optimizer,
-                   const Digits& batch) {
+double train_batch(DigitClassifier& model, heed::FusedAdamW& optimizer, const Digits& batch) {
   optimizer.zero_grad();
   const auto loss = at::cross_entropy_loss(model.forward(batch.images), batch.labels);
   loss.backward();
@@ -74,7 +74,7 @@ double train_batch(DigitClassifier& model, torch::optim::Optimizer& optimizer,
 
 void train(DigitClassifier& model, const Digits& training, const Digits& held_out,
            const Arguments& arguments) {
-  torch::optim::AdamW optimizer(model.parameters(), arguments.learning_rate);
+  heed::FusedAdamW optimizer(model.parameters(), arguments.learning_rate);
   const auto batches = (training.size() + arguments.batch_size - 1) / arguments.batch_size;
   heed::examples::Progress progress(arguments.epochs * batches);
   auto held_out_accuracy = accuracy(model, held_out);
@@ -169,6 +169,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   Arguments arguments;
   heed::examples::CommandLine app(
       "Trains a classifier of handwritten digits with attention over each image's rows or\n"

@@ -1,5 +1,6 @@
 // Trains a small GPT on a text, character by character.
 #include <fmt/core.h>
+#include <heed/memory.h>
 
 #include <string>
 
@@ -74,6 +75,7 @@ class TrainGpt : public heed::examples::TrainingTask {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   Arguments arguments;
   arguments.run.out = "gpt";
   heed::examples::CommandLine app(

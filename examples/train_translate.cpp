@@ -2,9 +2,9 @@
 #include <ATen/Functions.h>
 #include <fmt/core.h>
 #include <heed/autocast.h>
+#include <heed/fused_adamw.h>
+#include <heed/memory.h>
 #include <heed/weights.h>
-#include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/adamw.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -123,13 +123,12 @@ at::Tensor loss_of(Translator& model, const at::Tensor& source, const at::Tensor
 }
 
 /// Trains on one batch and returns its mean loss.
-double train_batch(Translator& model, torch::optim::Optimizer& optimizer, const at::Tensor& source,
+double train_batch(Translator& model, heed::FusedAdamW& optimizer, const at::Tensor& source,
                    const at::Tensor& target, at::ScalarType dtype) {
   optimizer.zero_grad();
   const auto loss = loss_of(model, source, target, dtype);
   loss.backward();
-  torch::nn::utils::clip_grad_norm_(model->parameters(), kMaxNorm);
-  optimizer.step();
+  optimizer.step_clipped(kMaxNorm);
   const auto value = loss.item<double>();
   heed::examples::check_loss(value);
   return value;
@@ -151,7 +150,7 @@ void train(Translator& model, const std::vector<Date>& dates, const Pairs& held_
   const at::Device device(arguments.device);
   const auto dtype = arguments.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
   std::mt19937_64 random(arguments.seed);
-  torch::optim::AdamW optimizer(model->parameters(), arguments.learning_rate);
+  heed::FusedAdamW optimizer(model->parameters(), arguments.learning_rate);
   heed::examples::Progress progress(arguments.steps);
   int64_t tokens = 0;
   double right = 0, loss = 0;
@@ -249,6 +248,7 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   Arguments arguments;
   heed::examples::CommandLine app(
       "Trains an encoder-decoder model to translate dates in words to ISO dates.",

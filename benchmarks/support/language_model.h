@@ -6,7 +6,7 @@
 
 namespace heed::bench {
 
-/// Sizes of a language model, as in language_model.py.
+/// Sizes of a language model, in the order of turns.py's.
 struct LanguageModelSizes {
   int64_t vocabulary, layers, width, heads, groups, hidden, context, batch;
 };

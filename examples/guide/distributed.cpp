@@ -37,10 +37,10 @@ void data_parallel(const ProcessGroup& group, const heed::DecoderOptions& option
   torch::manual_seed(group->getRank());
   heed::Decoder model(options);
   heed::distributed::DataParallel parallel(model, group);
-  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  heed::FusedAdamW optimizer(model->parameters(), 1e-3);
   auto tokens = torch::randint(100, {4, 11});  // this process's share of the batch
-  auto scores = parallel.forward(model, tokens.narrow(1, 0, 10));
-  auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), tokens.narrow(1, 1, 10).flatten());
+  auto loss = parallel.forward(
+      [&] { return model->loss(tokens.narrow(1, 0, 10), tokens.narrow(1, 1, 10)); });
   loss.backward();  // averages the gradients over the processes
   optimizer.step();
   print(group, fmt::format("data parallel: the same parameters {}",
@@ -65,7 +65,7 @@ void unequal_batches(const ProcessGroup& group) {
   heed::Encoder model(heed::EncoderOptions(
       heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 2)), /*num_layers=*/1));
   heed::distributed::DataParallel parallel(model, group);
-  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  heed::FusedAdamW optimizer(model->parameters(), 1e-3);
   // One batch in the first process, two in the second, and so on.
   const std::vector<at::Tensor> batches(group->getRank() + 1, torch::randn({2, 10, 32}));
   auto step = [&] { optimizer.step(); };
@@ -88,9 +88,9 @@ void sharded_optimizer(const ProcessGroup& group) {
   auto x = torch::randn({2, 10, 32});
   heed::distributed::DataParallel parallel(model, group);
   heed::distributed::ZeroRedundancyOptimizer optimizer(
-      torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(1e-3)), group);
+      heed::FusedAdamW(model->parameters(), torch::optim::AdamWOptions(1e-3)), group);
   parallel.forward([&] { return model->forward(x).square().mean(); }).backward();
-  torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+  heed::clip_grad_norm_(model->parameters(), 1.0);
   optimizer.step();
   print(group, fmt::format("sharded optimizer: the same parameters {}",
                            is_same(group, model->parameters()[0].sum())));
@@ -113,9 +113,9 @@ void tensor_parallel(const ProcessGroup& group, const heed::DecoderOptions& opti
   heed::Decoder model(options);
   heed::distributed::parallelize(*model, group);
   torch::optim::Adam optimizer(model->parameters(), 1e-3);
-  auto scores = model->forward(tokens);  // [B, L, V / P]
-  heed::distributed::vocab_parallel_cross_entropy(scores, targets, group).backward();
+  model->loss(tokens, targets).backward();
   optimizer.step();
+  auto scores = model->forward(tokens);  // [B, L, V / P]
   print(group, fmt::format("tensor parallel: {} of 100 scores", scores.size(2)));
 }
 
@@ -157,6 +157,17 @@ void cross_entropy(const ProcessGroup& group, const heed::DecoderOptions& option
   auto scores = model->forward(tokens);  // [B, L, V / P]
   auto loss = heed::distributed::vocab_parallel_cross_entropy(scores, targets, group);
   loss.backward();
+}
+
+void linear_cross_entropy(const ProcessGroup& group) {
+  torch::manual_seed(4);
+  auto x = torch::randn({6, 16}).requires_grad_();
+  auto weight = torch::randn({100, 16}).requires_grad_();
+  auto targets = torch::arange(6);
+  auto own = weight.chunk(group->getSize())[group->getRank()];  // [V / P, E]
+  auto loss = heed::distributed::vocab_parallel_linear_cross_entropy(x, own, targets, group);
+  loss.backward();
+  print(group, fmt::format("linear cross entropy: the same loss {}", is_same(group, loss)));
 }
 
 void sharded_weights(const ProcessGroup& group, const heed::DecoderOptions& options) {
@@ -212,17 +223,16 @@ void all_together(const ProcessGroup& group, const heed::DecoderOptions& options
   heed::distributed::parallelize(*model, mesh.tensor());
   heed::distributed::share_sequence(*model, mesh.context());
   heed::distributed::DataParallel parallel(model, mesh.replicas());
-  torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+  heed::FusedAdamW optimizer(model->parameters(), 1e-3);
 
   torch::manual_seed(10 + mesh.data_rank());  // another part of the data for each data_rank
   auto tokens = torch::randint(100, {4, 17});
   auto own = heed::distributed::shard_sequence(tokens.narrow(1, 0, 16), 1, mesh.context());
   auto targets = heed::distributed::shard_sequence(tokens.narrow(1, 1, 16), 1, mesh.context());
-  auto scores = parallel.forward(model, own);  // [B, L / 2, V / 2]
-  heed::distributed::vocab_parallel_cross_entropy(scores, targets, mesh.tensor()).backward();
+  parallel.forward([&] { return model->loss(own, targets); }).backward();
   optimizer.step();
-  print(group, fmt::format("all together: {} of 16 tokens, {} of 100 scores", scores.size(1),
-                           scores.size(2)));
+  print(group, fmt::format("all together: {} of 16 tokens, {} of 100 scores", own.size(1),
+                           model->token_embedding->weight.size(0)));
 }
 
 }  // namespace
@@ -241,6 +251,7 @@ int main() {
     parts_of_parameters(group, options);
     scaled_gradients(group, options);
     cross_entropy(group, options);
+    linear_cross_entropy(group);
     sharded_weights(group, options);
     context_parallel(group);
     share_sequence(group, options);

@@ -110,6 +110,10 @@ void decoder() {
   heed::Decoder model(heed::DecoderOptions(/*vocab_size=*/100, attention, /*num_layers=*/2));
   auto tokens = torch::randint(100, {2, 10});  // [B, L]
   auto scores = model->forward(tokens);        // [B, L, V]
+
+  auto text = torch::randint(100, {2, 11});
+  auto loss = model->loss(text.slice(1, 0, -1), text.slice(1, 1));
+  loss.backward();
 }
 
 void differential_attention() {
@@ -142,6 +146,23 @@ at::Tensor loss_of(heed::FeedForward& model, const at::Tensor& x) {
   return model->forward(x).to(torch::kFloat).square().mean();
 }
 
+void clip_grad_norm() {
+  heed::FeedForward model(64);
+  model->forward(torch::randn({2, 10, 64})).sum().backward();
+  heed::clip_grad_norm_(model->parameters(), /*max_norm=*/1.0);
+}
+
+void fused_adamw() {
+  heed::FeedForward model(64);
+  auto x = torch::randn({2, 10, 64});
+  heed::FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  for (int step = 0; step < 10; ++step) {
+    optimizer.zero_grad();
+    loss_of(model, x).backward();
+    optimizer.step_clipped(/*max_norm=*/1.0);  // or step()
+  }
+}
+
 void grad_scaler() {
   heed::FeedForward model(64);
   auto x = torch::randn({2, 10, 64});
@@ -151,7 +172,7 @@ void grad_scaler() {
     optimizer.zero_grad();
     scaler.scale(loss_of(model, x)).backward();
     scaler.unscale_(optimizer);  // only if gradients are clipped or looked at
-    torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+    heed::clip_grad_norm_(model->parameters(), 1.0);
     scaler.step(optimizer);
     scaler.update();
   }
@@ -216,6 +237,14 @@ void deepseek_attention() {
                     .scaling(yarn);
   heed::LatentAttentionOptions options(/*emb_dim=*/7168, /*head_num=*/128, /*key_rank=*/512);
   options.query_rank(1536).rotary(rotary);
+}
+
+void linear_cross_entropy() {
+  auto x = torch::randn({6, 16}).requires_grad_();
+  auto weight = torch::randn({100, 16}).requires_grad_();
+  auto targets = torch::tensor({3, 1, 4, 1, -100, 9});  // the fifth row is ignored
+  auto loss = heed::linear_cross_entropy(x, weight, targets);
+  loss.backward();
 }
 
 void masks() {
@@ -416,13 +445,14 @@ void image_encoder() {
 void run_all() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
       autocast, block_mask, checkpoint, cost, decoder, differential_attention, feed_forward,
-      feed_forward_of_ones_own, grad_scaler, group_query_attention, kv_cache, fixed_kv_cache,
-      paged_kv_cache, quantize, latent_attention, deepseek_attention, masks, merge_attention,
-      model_cost, multi_head_attention_function, multi_head_attention, multi_head_attention_base,
-      name_maps, save_weights, save_tensors, load_weights_of_a_stream, named_tensors, norm,
-      position_embedding, projected_memory, qk_norm, relative_position_bias, residual_attention,
-      rotary_embedding, sampling, scaled_dot_product_attention, self_attention, transformer_block,
-      transformer_inputs, encoder, text_encoder, image_encoder, load_weights);
+      feed_forward_of_ones_own, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention,
+      kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention, deepseek_attention,
+      linear_cross_entropy, masks, merge_attention, model_cost, multi_head_attention_function,
+      multi_head_attention, multi_head_attention_base, name_maps, save_weights, save_tensors,
+      load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
+      relative_position_bias, residual_attention, rotary_embedding, sampling,
+      scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs, encoder,
+      text_encoder, image_encoder, load_weights);
 }
 
 }  // namespace header

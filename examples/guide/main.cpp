@@ -8,6 +8,7 @@
 ///
 /// It reads and writes files in the working directory.
 int main(int argc, char** argv) {
+  heed::reuse_memory();
   return heed::examples::run_main("guide", [&] {
     std::cout << std::boolalpha;
     if (argc > 1) {

@@ -34,27 +34,22 @@ void train_steps(heed::Decoder& model, torch::optim::Optimizer& optimizer, int64
     for (auto& group : optimizer.param_groups()) {
       group.options().set_lr(learning_rate(step, /*steps=*/100));
     }
-    auto tokens = batch(32, 24);
-    auto scores = model->forward(tokens.slice(1, 0, -1));
+    auto text = batch(32, 24);
     optimizer.zero_grad();
-    torch::nn::functional::cross_entropy(scores.flatten(0, 1), tokens.slice(1, 1).flatten())
-        .backward();
+    model->loss(text.slice(1, 0, -1), text.slice(1, 1)).backward();
     optimizer.step();
   }
 }
 
 void train(heed::Decoder& model) {
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
+  heed::FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
   model->train();
   for (int step = 0; step < 150; ++step) {
-    auto tokens = batch(/*size=*/32, /*length=*/24);  // [B, L + 1]
-    auto scores = model->forward(tokens.slice(1, 0, -1));
-    auto loss =
-        torch::nn::functional::cross_entropy(scores.flatten(0, 1), tokens.slice(1, 1).flatten());
+    auto text = batch(/*size=*/32, /*length=*/24);  // [B, L + 1]
+    auto loss = model->loss(text.slice(1, 0, -1), text.slice(1, 1));
     optimizer.zero_grad();
     loss.backward();
-    torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
-    optimizer.step();
+    optimizer.step_clipped(/*max_norm=*/1.0);
   }
 }
 
@@ -65,6 +60,11 @@ void evaluate(heed::Decoder& model) {
   auto guessed = model->forward(tokens.slice(1, 0, -1)).argmax(-1);
   auto accuracy = guessed.eq(tokens.slice(1, 1)).to(torch::kFloat).mean().item<double>();
   std::cout << "accuracy above 0.95: " << (accuracy > 0.95) << '\n';
+}
+
+double perplexity(const heed::Decoder& model, const at::Tensor& text) {
+  torch::NoGradGuard no_grad;
+  return std::exp(model->loss(text.slice(1, 0, -1), text.slice(1, 1)).item<double>());
 }
 
 void checkpoint(heed::Decoder& model, torch::optim::Optimizer& optimizer, int64_t steps_done) {
@@ -88,13 +88,13 @@ void stop_and_resume() {
   auto run = [&](int64_t stop) {
     torch::manual_seed(1);
     heed::Decoder model(options);
-    torch::optim::AdamW optimizer(model->parameters());
+    heed::FusedAdamW optimizer(model->parameters());
     torch::manual_seed(2);
     train_steps(model, optimizer, 0, stop);
     if (stop == 100) return model->token_embedding->weight;
     checkpoint(model, optimizer, stop);
     heed::Decoder resumed(options);
-    torch::optim::AdamW fresh(resumed->parameters());
+    heed::FusedAdamW fresh(resumed->parameters());
     auto steps_done = resume(resumed, fresh);
     torch::manual_seed(2);  // the same data, from where it stopped
     for (int64_t step = 0; step < steps_done; ++step) batch(32, 24);
@@ -128,22 +128,20 @@ void lower_precision() {
   std::cout << "gradients: " << encoder->parameters().front().grad().dtype() << '\n';
 }
 
-at::Tensor loss_in_float16(heed::Decoder& model, const at::Tensor& tokens) {
+at::Tensor loss_in_float16(heed::Decoder& model, const at::Tensor& text) {
   heed::Autocast autocast(torch::kCPU, torch::kHalf);
-  auto scores = model->forward(tokens.slice(1, 0, -1));
-  return torch::nn::functional::cross_entropy(scores.flatten(0, 1).to(torch::kFloat),
-                                              tokens.slice(1, 1).flatten());
+  return model->loss(text.slice(1, 0, -1), text.slice(1, 1));
 }
 
 void scaled_gradients() {
   auto model = make_model();
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
+  heed::FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
   heed::GradScaler scaler;
   for (int step = 0; step < 20; ++step) {
     optimizer.zero_grad();
     scaler.scale(loss_in_float16(model, batch(32, 24))).backward();
     scaler.unscale_(optimizer);  // before gradients are clipped
-    torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+    heed::clip_grad_norm_(model->parameters(), 1.0);
     scaler.step(optimizer);
     scaler.update();
   }
@@ -160,6 +158,7 @@ void training() {
   auto model = make_model();
   train(model);
   evaluate(model);
+  std::cout << "perplexity below 2: " << (perplexity(model, batch(8, 24)) < 2) << '\n';
   run(stop_and_resume, less_memory, any_function, lower_precision, scaled_gradients);
 }
 

@@ -147,10 +147,7 @@ class ProcessTeam : public Team {
     const auto share = [&](int64_t first) {
       return distributed::shard_sequence(windows.narrow(1, first, context), 1, mesh_.context());
     };
-    const auto scores = model(share(0)).to(at::kFloat), targets = share(1);
-    return splits_weights()
-               ? distributed::vocab_parallel_cross_entropy(scores, targets, mesh_.tensor())
-               : at::cross_entropy_loss(scores.flatten(0, 1), targets.flatten());
+    return model->loss(share(0), share(1));
   }
 
   at::Tensor own_loss(const std::function<at::Tensor()>& loss, bool last_batch) override {
@@ -166,12 +163,10 @@ class ProcessTeam : public Team {
   }
   bool any(bool value) const override { return sum(group_, value ? 1.0 : 0.0) > 0.0; }
 
-  void clip(Decoder& model, double most) const override {
-    if (splits_weights()) {
-      distributed::clip_grad_norm_(*model, most, mesh_.tensor());
-    } else {
-      Team::clip(model, most);
-    }
+  void step(FusedAdamW& optimizer, Decoder& model, double most) const override {
+    if (!splits_weights()) return Team::step(optimizer, model, most);
+    distributed::clip_grad_norm_(*model, most, mesh_.tensor());
+    optimizer.step();
   }
 
   at::Tensor whole(const Decoder& model, const std::string& name,

@@ -1,12 +1,9 @@
 #include "team.h"
 
 #include <ATen/Functions.h>
-#include <torch/nn/utils/clip_grad.h>
 
 #include <cstdlib>
 #include <cstring>
-
-#include "support/distinct_parameters.h"
 
 namespace heed::examples {
 
@@ -38,12 +35,11 @@ void Team::run_in_leader(const std::function<void()>& work) const {
 
 at::Tensor Team::loss(Decoder& model, const at::Tensor& windows) const {
   const auto context = windows.size(1) - 1;
-  const auto scores = model(windows.narrow(1, 0, context)), targets = windows.narrow(1, 1, context);
-  return at::cross_entropy_loss(scores.flatten(0, 1).to(at::kFloat), targets.flatten());
+  return model->loss(windows.narrow(1, 0, context), windows.narrow(1, 1, context));
 }
 
-void Team::clip(Decoder& model, double most) const {
-  torch::nn::utils::clip_grad_norm_(distinct_parameters(*model), most);
+void Team::step(FusedAdamW& optimizer, Decoder& /*model*/, double most) const {
+  optimizer.step_clipped(most);
 }
 
 std::unique_ptr<Team> make_team(const TeamSizes& sizes) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <heed/decoder.h>
+#include <heed/fused_adamw.h>
 
 #include <cstdint>
 #include <functional>
@@ -60,8 +61,8 @@ class Team {
   /// Over the parts of the batch and the sequence.
   virtual double mean(double value) const { return value; }
   virtual bool any(bool value) const { return value; }
-  /// Limits the norm of the gradients of the whole model.
-  virtual void clip(Decoder& model, double most) const;
+  /// Limits the norm of the gradients of the whole model, and updates its parameters.
+  virtual void step(FusedAdamW& optimizer, Decoder& model, double most) const;
 
   /// The whole of a tensor that is split as the parameter of this name, and this process's part.
   virtual at::Tensor whole(const Decoder& /*model*/, const std::string& /*name*/,

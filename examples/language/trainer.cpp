@@ -33,16 +33,16 @@ Decoder make_seeded(const TrainedModel& trained, const TrainingOptions& training
 }
 
 /// Matrices decay, the norms' weights do not.
-torch::optim::AdamW make_optimizer(const Decoder& model, const TrainingOptions& options) {
+FusedAdamW make_optimizer(const Decoder& model, const TrainingOptions& options) {
   std::vector<at::Tensor> matrices, vectors;
-  for (const auto& parameter : distinct_parameters(*model)) {
+  for (const auto& parameter : model->parameters()) {
     (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
   }
   const auto settings = [&](double decay) {
     return std::make_unique<torch::optim::AdamWOptions>(
         torch::optim::AdamWOptions(options.learning_rate).betas({0.9, 0.95}).weight_decay(decay));
   };
-  return torch::optim::AdamW(std::vector<torch::optim::OptimizerParamGroup>{
+  return FusedAdamW(std::vector<torch::optim::OptimizerParamGroup>{
       {matrices, settings(options.weight_decay)}, {vectors, settings(0)}});
 }
 
@@ -191,8 +191,7 @@ void Trainer::step() {
   }
   mean = team_.mean(mean);
   check_loss(mean);
-  team_.clip(model_, options_.clip);
-  optimizer_.step();
+  team_.step(optimizer_, model_, options_.clip);
   history_.training.push_back(mean);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <heed/decoder.h>
-#include <torch/optim/adamw.h>
+#include <heed/fused_adamw.h>
 
 #include <cstdint>
 #include <functional>
@@ -85,7 +85,7 @@ class Trainer {
   Decoder model_;
   int64_t parameters_ = 0;                              // counted before the model is split
   std::map<std::string, std::vector<int64_t>> shapes_;  // of the whole parameters, by name
-  torch::optim::AdamW optimizer_;
+  FusedAdamW optimizer_;
   LossHistory history_;
 };
 

@@ -14,7 +14,7 @@
 namespace recipes {
 
 /// nanoGPT's optimizer: matrices decay; norms and biases do not.
-inline torch::optim::AdamW nanogpt_optimizer(const torch::nn::Module& model, double learning_rate) {
+inline heed::FusedAdamW nanogpt_optimizer(const torch::nn::Module& model, double learning_rate) {
   std::vector<at::Tensor> matrices, vectors;
   for (auto& parameter : model.parameters()) {
     (parameter.dim() >= 2 ? matrices : vectors).push_back(parameter);
@@ -27,18 +27,16 @@ inline torch::optim::AdamW nanogpt_optimizer(const torch::nn::Module& model, dou
   };
   add_group(matrices, 0.1);
   add_group(vectors, 0.0);
-  return torch::optim::AdamW(groups, options);
+  return heed::FusedAdamW(groups, options);
 }
 
 /// tokens [B, L + 1]; returns the loss of the step.
-inline double train_step(heed::Decoder& model, torch::optim::AdamW& optimizer,
+inline double train_step(heed::Decoder& model, heed::FusedAdamW& optimizer,
                          const at::Tensor& tokens) {
-  auto scores = model(tokens.slice(1, 0, -1));
-  auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), tokens.slice(1, 1).flatten());
+  auto loss = model->loss(tokens.slice(1, 0, -1), tokens.slice(1, 1));
   optimizer.zero_grad();
   loss.backward();
-  torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
-  optimizer.step();
+  optimizer.step_clipped(/*max_norm=*/1.0);
   return loss.item<double>();
 }
 
@@ -112,8 +110,8 @@ inline at::Tensor packed_loss(heed::Decoder& model, const std::vector<at::Tensor
   }
   heed::TransformerInputs inputs;
   inputs.documents(torch::cat(ids)).positions(torch::cat(positions));
-  auto scores = model->forward(torch::cat(documents).unsqueeze(0), inputs);
-  return torch::cross_entropy_loss(scores.squeeze(0), torch::cat(targets));  // ignores -100
+  auto tokens = torch::cat(documents).unsqueeze(0);
+  return model->loss(tokens, torch::cat(targets).unsqueeze(0), inputs);  // ignores -100
 }
 
 /// WGAN-GP's penalty at points between real and generated ones.

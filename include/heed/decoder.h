@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/arg.h>
+#include <heed/linear_cross_entropy.h>
 #include <heed/module.h>
 #include <heed/position_embedding.h>
 #include <heed/transformer.h>
@@ -11,6 +12,10 @@
 #include <vector>
 
 namespace heed {
+
+namespace detail {
+class TiedWeight;
+}  // namespace detail
 
 /// Options of `Decoder`.
 struct HEED_API DecoderOptions {
@@ -74,6 +79,25 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   /// have cross-attention and no memory is given.
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {});
 
+  /// The loss of a training step, or of perplexity: the cross entropy of `forward`'s scores, which
+  /// are never held as a whole; see linear_cross_entropy.
+  ///
+  /// @code
+  /// auto text = torch::randint(100, {2, 11});
+  /// auto loss = model->loss(text.slice(1, 0, -1), text.slice(1, 1));
+  /// loss.backward();
+  /// @endcode
+  ///
+  /// targets [B, L], int64, are shifted already: targets[b][i] is the token that follows
+  /// tokens[b][i], or loss_options.ignore_index(). The labels of transformers are not shifted.
+  /// The softcap is the decoder's. Returns [], or [B, L] without reduction. With a parallelized
+  /// decoder, every process calls it with the same tokens and targets.
+  /// Throws c10::ValueError as `forward` and `linear_cross_entropy` do, when loss_options have
+  /// a bias or a softcap, and, on the CPU, when the targets are the tokens themselves.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                  const TransformerInputs& inputs = {},
+                  const LinearCrossEntropyOptions& loss_options = {}) const;
+
   /// Like `forward`, for token-by-token decoding: appends the tokens to `caches`, which
   /// `make_caches` returned; see GroupQueryAttention. Throws c10::ValueError also when the caches
   /// or the counts do not fit, see KVCache::append, and when the self-attention is given anything
@@ -115,10 +139,10 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
   HEED_DEFAULT_ARGS(1, TransformerInputs);
 
  private:
-  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens,
-                              const std::optional<at::Tensor>& positions) const;
-  HEED_LOCAL at::Tensor plain_scores(const at::Tensor& x) const;
-  HEED_LOCAL at::Tensor scores(const at::Tensor& x) const;
+  HEED_LOCAL at::Tensor embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions,
+                              const detail::TiedWeight& weight) const;
+  HEED_LOCAL at::Tensor plain_scores(const at::Tensor& x, const detail::TiedWeight& weight) const;
+  HEED_LOCAL at::Tensor scores(const at::Tensor& x, const detail::TiedWeight& weight) const;
 };
 TORCH_MODULE(Decoder);
 

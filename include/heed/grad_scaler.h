@@ -43,15 +43,15 @@ struct HEED_API GradScalerOptions {
 ///   optimizer.zero_grad();
 ///   scaler.scale(loss_of(model, x)).backward();
 ///   scaler.unscale_(optimizer);  // only if gradients are clipped or looked at
-///   torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+///   heed::clip_grad_norm_(model->parameters(), 1.0);
 ///   scaler.step(optimizer);
 ///   scaler.update();
 /// }
 /// @endcode
 ///
-/// Parameters stay in float32, and the forward pass runs under `Autocast`; parameters may be on
-/// several devices. The host waits for the device once in `step`, and where the factor is read or
-/// saved. Training in bfloat16 needs no scaling.
+/// Parameters stay in float32, and the forward pass runs under `Autocast`; with `FusedAdamW` they
+/// may be float16. They may be on several devices. The host waits for the device once in `step`,
+/// and where the factor is read or saved. Training in bfloat16 needs no scaling.
 class HEED_API GradScaler {
  public:
   /// Throws c10::ValueError when an option is out of its range.
@@ -71,7 +71,9 @@ class HEED_API GradScaler {
   /// since the last `update`, or no loss has been scaled. Nothing has changed then.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// Calls optimizer.step() unless a gradient is infinite or NaN. Returns whether it did.
+  /// Calls optimizer.step() unless a gradient is infinite or NaN. Returns whether it did. A
+  /// `FusedAdamW` whose gradients have not been divided divides them by itself, in float32, so that
+  /// they may be float16.
   /// Throws c10::ValueError as `unscale_` does, when no parameter has a gradient, when it has been
   /// called for this optimizer since the last `update`, and for torch::optim::LBFGS, which computes
   /// gradients in its step.
@@ -107,15 +109,19 @@ class HEED_API GradScaler {
     bool stepped = false;
   };
 
+  using UnscaledOptimizers = std::map<const torch::optim::Optimizer*, Unscaled>;
+
   HEED_LOCAL void check_not_stepped(const char* function,
                                     const torch::optim::Optimizer& optimizer) const;
+  HEED_LOCAL UnscaledOptimizers find_overflow(const torch::optim::Optimizer& optimizer,
+                                              bool in_step);
 
   GradScalerOptions options_;
   double first_scale_;
   int64_t first_count_ = 0;
   at::Tensor scale_;  // float32 []; undefined before the first loss
   at::Tensor count_;  // int32 []: steps since the factor changed
-  std::map<const torch::optim::Optimizer*, Unscaled> unscaled_;
+  UnscaledOptimizers unscaled_;
 };
 
 /// `save`, for torch::save.

@@ -15,12 +15,13 @@ namespace heed {
 class NameMap;
 
 namespace detail {
-struct Recipe;
+struct Composition;
 struct Translation;
 using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
 HEED_LOCAL Translation translate(const NameMap& map, const NamedTensors& theirs,
                                  const ModuleTensors& module);
-HEED_LOCAL std::map<std::string, Recipe> invert(const NameMap& map, const ModuleTensors& module);
+HEED_LOCAL std::map<std::string, Composition> invert(const NameMap& map,
+                                                     const ModuleTensors& module);
 HEED_LOCAL std::vector<std::string> translated_name(const NameMap& map, const std::string& theirs);
 }  // namespace detail
 
@@ -97,8 +98,8 @@ class HEED_API NameMap {
   struct Inverted;
   friend detail::Translation detail::translate(const NameMap& map, const NamedTensors& theirs,
                                                const detail::ModuleTensors& module);
-  friend std::map<std::string, detail::Recipe> detail::invert(const NameMap& map,
-                                                              const detail::ModuleTensors& module);
+  friend std::map<std::string, detail::Composition> detail::invert(
+      const NameMap& map, const detail::ModuleTensors& module);
   friend std::vector<std::string> detail::translated_name(const NameMap& map,
                                                           const std::string& theirs);
   std::vector<Entry> entries_;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <heed/export.h>
+#include <heed/linear_cross_entropy.h>
 #include <heed/tensor_shard.h>
 #include <torch/nn/modules/linear.h>
 
@@ -54,6 +55,12 @@ class HEED_API LinearStandIn : public LayerSharing {
   /// split along its inputs, the product is summed over the processes.
   virtual at::Tensor project(const at::Tensor& x) const = 0;
 
+  /// The cross entropy of the scores that this layer, a model's head, has for x [B, L,
+  /// in_features], with targets [B, L] of the whole vocabulary; [B * L] losses without reduction.
+  /// By default that of `project(enter(x))`. The options have no bias: the layer adds its own.
+  virtual at::Tensor loss(const at::Tensor& x, const at::Tensor& targets,
+                          const LinearCrossEntropyOptions& loss_options) const;
+
   /// Gives a whole Linear to `draw`, which sets its parameters, and takes its own from them.
   virtual void initialize(const std::function<void(torch::nn::LinearImpl&)>& draw) = 0;
 };
@@ -67,6 +74,10 @@ class HEED_API EmbeddingStandIn : public LayerSharing {
   /// The products of x [B, L, E], which is equal in all processes, with the rows that this process
   /// has: [B, L, rows].
   virtual at::Tensor scores(const at::Tensor& x) const = 0;
+
+  /// The cross entropy of these scores: see LinearStandIn::loss. By default that of `scores(x)`.
+  virtual at::Tensor loss(const at::Tensor& x, const at::Tensor& targets,
+                          const LinearCrossEntropyOptions& loss_options) const;
 
   /// Gives a whole weight to `draw`, which sets it, and takes its own from it.
   virtual void initialize(const std::function<void(at::Tensor&)>& draw) = 0;

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import torch
+import torch.nn.functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 HAS_DTENSOR = torch.distributed.is_available() and hasattr(torch.library, "register_torch_dispatch")
@@ -95,8 +96,23 @@ def paged_pairs(
     return query.shape[0] * page_table.shape[1] * pages.shape[2]
 
 
+def loss_flops(x: torch.Tensor, weight: torch.Tensor, *args: Any, out_val: Any = None, **kwargs: Any
+               ) -> int:
+    """The forward pass of a loss has one product: the scores."""
+    return 2 * x.shape[0] * weight.shape[0] * weight.shape[1]
+
+
+def loss_backward_flops(output_gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor,
+                        *args: Any, wanted: List[bool] = [True, True, True], out_val: Any = None,
+                        **kwargs: Any) -> int:
+    """The backward pass of a loss has the scores again, and a product for each gradient."""
+    return (1 + sum(wanted[:2])) * loss_flops(x, weight)
+
+
 def flop_formula(op: torch._ops.OpOverload) -> Optional[Callable]:
     """A function of an operator's arguments, or None if the operator has no products."""
+    if op._opname.startswith("linear_cross_entropy"):
+        return loss_backward_flops if op._opname.endswith("_backward") else loss_flops
     names = [argument.name for argument in op._schema.arguments]
     if "query" not in names:
         return None
@@ -425,6 +441,40 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5) -> tor
     return (rows * weight.to(precise)).to(x.dtype)
 
 
+def linear_cross_entropy(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    bias: Optional[torch.Tensor] = None,
+    class_weight: Optional[torch.Tensor] = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: Optional[float] = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    precise = torch.float64 if x.dtype == torch.float64 else torch.float32
+    scores = F.linear(x, weight, bias).to(precise)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if class_weight is not None:
+        class_weight = class_weight.to(precise)
+    counts = (targets != ignore_index).to(precise)
+    losses = F.cross_entropy(scores, targets, class_weight, ignore_index=ignore_index,
+                             label_smoothing=label_smoothing, reduction="none")
+    z = z_loss * torch.logsumexp(scores, 1).square() * counts
+    if reduction != "mean":
+        return losses + z if reduction == "none" else losses.sum() + z.sum()
+    rows = counts.sum()
+    total = rows
+    if class_weight is not None:
+        total = (class_weight[torch.where(counts == 0.0, 0, targets)] * counts).sum()
+    none = rows == 0.0
+    return (losses.sum() / torch.where(none, 1.0, total)
+            + z.sum() / torch.where(none, 1.0, rows))
+
+
 def decompositions() -> Dict[torch._ops.OpOverload, Callable]:
     """The operators as compositions of PyTorch's own, for programs that run elsewhere:
 
@@ -440,4 +490,5 @@ def decompositions() -> Dict[torch._ops.OpOverload, Callable]:
         heed.attend_with_lse.default: lambda *tensors, **options: attention(*tensors, **options)[::2],
         heed.rotate.default: rotate,
         heed.rms_norm.default: rms_norm,
+        heed.linear_cross_entropy.default: linear_cross_entropy,
     }

@@ -3,6 +3,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 
 namespace heed::detail {
@@ -30,6 +32,12 @@ uint64_t draw_seed(at::Device device) {
 }
 
 uint64_t draw_dropout_key(double dropout) { return dropout == 0.0 ? 0 : draw_seed(at::kCPU); }
+
+uint32_t dropout_threshold(double dropout) {
+  // A draw has 32 bits, so rounding changes the probability by at most 2^-33.
+  return static_cast<uint32_t>(
+      std::min(std::llround(dropout * 0x1p32), static_cast<long long>(0xffffffffU)));
+}
 
 RandomState::RandomState(at::Device device)
     : generator_(at::globalContext().defaultGenerator(device)), state_(read()) {}

@@ -17,6 +17,9 @@ uint64_t draw_seed(at::Device device);
 /// generator for the CPU gives it, so torch::manual_seed controls it. Without dropout it is 0.
 HEED_API uint64_t draw_dropout_key(double dropout);
 
+/// The 32-bit random numbers below this one drop what they are drawn for.
+uint32_t dropout_threshold(double dropout);
+
 /// The state of a device's default generator when this object was made.
 class RandomState {
  public:

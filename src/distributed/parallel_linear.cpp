@@ -1,4 +1,5 @@
 #include <heed/distributed/parallel_linear.h>
+#include <heed/distributed/vocab_parallel.h>
 
 #include <utility>
 
@@ -102,6 +103,14 @@ at::Tensor ColumnParallelLinearImpl::project(const at::Tensor& x) const {
     return detail::sum_gradient_of_copies(parameter, shard, group_, kColumn);
   };
   return heed::detail::linear(x, copy(weight), bias.defined() ? copy(bias) : bias);
+}
+
+at::Tensor ColumnParallelLinearImpl::loss(const at::Tensor& x, const at::Tensor& targets,
+                                          const LinearCrossEntropyOptions& loss_options) const {
+  auto with_bias = loss_options;
+  if (bias.defined()) with_bias.bias(bias);
+  return vocab_parallel_linear_cross_entropy(join_sequence(x).flatten(0, -2), weight,
+                                             targets.flatten(), group_, with_bias);
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) const {

@@ -6,12 +6,14 @@
 #include <heed/multi_head_attention.h>
 
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "core/check_memory.h"
 #include "core/seen_tensors.h"
 #include "distributed/collectives.h"
+#include "models/gradients.h"
 #include "modules/layers/stand_in.h"
 
 namespace heed::distributed {
@@ -86,32 +88,33 @@ at::Tensor gather_shards(const at::Tensor& part, const TensorShard& shard,
 double clip_grad_norm_(torch::nn::Module& module, double max_norm, const ProcessGroup& group) {
   constexpr auto kFunction = "clip_grad_norm_";
   HEED_CHECK(group, "{}: group must not be null", kFunction);
-  HEED_CHECK(max_norm > 0.0, "{}: max_norm ({}) must be above 0", kFunction, max_norm);
+  heed::detail::check_max_norm(kFunction, max_norm);
   const auto shards = shards_of(module);
   const auto processes = static_cast<double>(group->getSize());
-  double squares = 0.0;
+  std::map<double, std::vector<at::Tensor>> gradients_of;  // by how many processes hold a number
   std::vector<at::Tensor> gradients;
   heed::detail::SeenTensors seen;
   for (const auto& parameter : module.named_parameters()) {
     const auto& gradient = parameter.value().grad();
     if (!gradient.defined() || !seen.add(gradient)) continue;
     gradients.push_back(gradient);
-    // Each number counts once, however many processes hold it.
     const auto shard = shards.find(parameter.key());
     const auto copies = shard == shards.end()
                             ? processes
                             : processes * static_cast<double>(shard->second.size) /
                                   static_cast<double>(shard->second.whole);
-    const auto norm = gradient.norm(2, at::kDouble).item<double>();
+    gradients_of[copies].push_back(gradient);
+  }
+  double squares = 0.0;
+  for (const auto& [copies, own] : gradients_of) {
+    // Each number counts once, however many processes hold it.
+    const auto norm = heed::detail::norm_of(own);
     squares += norm * norm / copies;
   }
   const auto sum = at::full({1}, squares, at::kDouble);
   detail::all_reduce(group, kFunction, sum);
   const auto norm = std::sqrt(sum.item<double>());
-  const auto factor = max_norm / (norm + 1e-6);
-  if (factor < 1.0) {
-    for (auto& gradient : gradients) gradient.mul_(factor);
-  }
+  heed::detail::limit_norm(gradients, norm, max_norm);
   return norm;
 }
 

@@ -13,6 +13,7 @@
 #include "distributed/differentiable.h"
 #include "distributed/vocab_parallel_embedding.h"
 #include "modules/layers/linear.h"
+#include "modules/layers/linear_cross_entropy.h"
 
 namespace heed::distributed {
 
@@ -22,6 +23,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr auto kCrossEntropy = "vocab_parallel_cross_entropy";
+constexpr auto kLinearCrossEntropy = "vocab_parallel_linear_cross_entropy";
 constexpr auto kGather = "gather_scores";
 constexpr auto kEmbedding = "VocabParallelEmbedding";
 
@@ -106,6 +108,31 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& scores, const at::Tens
   });
 }
 
+at::Tensor vocab_parallel_linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight,
+                                               const at::Tensor& targets, const ProcessGroup& group,
+                                               const LinearCrossEntropyOptions& options) {
+  HEED_CHECK(group, "{}: group must not be null", kLinearCrossEntropy);
+  HEED_CHECK(x.defined() && weight.defined() && weight.dim() == 2,
+             "{}: x and weight must be defined, and weight [V / P, E]", kLinearCrossEntropy);
+  const auto size = weight.size(0);
+  const heed::detail::SharedClasses shared{
+      group->getRank() * size, group->getSize() * size,
+      [group](const at::Tensor& numbers) {
+        detail::all_reduce_max(group, kLinearCrossEntropy, numbers);
+      },
+      [group](const at::Tensor& numbers) {
+        detail::all_reduce(group, kLinearCrossEntropy, numbers);
+      }};
+  // Before the exchange, so that an error leaves the group open.
+  heed::detail::check_linear_cross_entropy(kLinearCrossEntropy, x, weight, targets, options,
+                                           &shared);
+  return detail::run_exchange(group, kLinearCrossEntropy, [&] {
+    return heed::detail::linear_cross_entropy_of_shard(
+        kLinearCrossEntropy, detail::sum_gradient(x, group, kLinearCrossEntropy), weight, targets,
+        options, shared);
+  });
+}
+
 at::Tensor gather_scores(const at::Tensor& scores, const ProcessGroup& group) {
   HEED_CHECK(group, "{}: group must not be null", kGather);
   HEED_CHECK(scores.defined() && scores.dim() >= 1,
@@ -128,6 +155,12 @@ at::Tensor VocabParallelEmbeddingImpl::embed(const at::Tensor& tokens) const {
 
 at::Tensor VocabParallelEmbeddingImpl::scores(const at::Tensor& x) const {
   return heed::detail::linear(sum_gradient(x, group_, kEmbedding), weight);
+}
+
+at::Tensor VocabParallelEmbeddingImpl::loss(const at::Tensor& x, const at::Tensor& targets,
+                                            const LinearCrossEntropyOptions& loss_options) const {
+  return vocab_parallel_linear_cross_entropy(x.flatten(0, -2), weight, targets.flatten(), group_,
+                                             loss_options);
 }
 
 }  // namespace detail

@@ -19,6 +19,8 @@ class VocabParallelEmbeddingImpl : public ShardedEmbeddingImpl {
   void pretty_print(std::ostream& stream) const override;
   at::Tensor embed(const at::Tensor& tokens) const override;
   at::Tensor scores(const at::Tensor& x) const override;
+  at::Tensor loss(const at::Tensor& x, const at::Tensor& targets,
+                  const LinearCrossEntropyOptions& loss_options) const override;
 
  private:
   const ProcessGroup group_;

@@ -2,7 +2,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/ScopeExit.h>
 #include <heed/autocast.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -18,6 +17,7 @@
 
 #include "core/error.h"
 #include "core/random_state.h"
+#include "core/watched.h"
 #include "models/checkpoint.h"
 
 namespace heed {
@@ -44,31 +44,6 @@ at::Device device_of(const variable_list& tensors) {
                                     [](const auto& tensor) { return tensor.defined(); });
   return defined == tensors.end() ? at::Device(at::kCPU) : defined->device();
 }
-
-/// A tensor that both runs of the function read, and that must not change between them.
-class Watched {
- public:
-  explicit Watched(const at::Tensor& tensor)
-      : tensor_(tensor.getIntrusivePtr()), version_(version_of(*tensor.getIntrusivePtr())) {}
-
-  /// Also true if the tensor itself is gone: then hooks on saved tensors have kept a copy.
-  bool is_unchanged() const {
-    const auto tensor = tensor_.lock();
-    return !tensor || version_of(*tensor) == version_;
-  }
-  std::string shape() const {
-    const auto tensor = tensor_.lock();
-    return tensor ? c10::str(tensor->sizes()) : "";
-  }
-
- private:
-  static uint32_t version_of(c10::TensorImpl& tensor) {
-    return tensor.is_inference() ? 0 : tensor.version_counter().current_version();
-  }
-
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
-  uint32_t version_;
-};
 
 /// The state that the backward pass needs besides the saved tensors.
 struct Recomputation : torch::CustomClassHolder {
@@ -112,7 +87,8 @@ struct Recomputation : torch::CustomClassHolder {
       if (!is_given[i] || n-- > 0) continue;
       return names.empty() ? fmt::format("inputs[{}]", i) : names[i];
     }
-    return "a parameter " + watched[first].shape();
+    const auto parameter = watched[first].tensor();
+    return parameter.defined() ? "a parameter " + c10::str(parameter.sizes()) : "a parameter ";
   }
 
   void check_unchanged() const {
@@ -130,10 +106,10 @@ struct Recomputation : torch::CustomClassHolder {
   at::Device device;
   detail::RandomState random;
   at::ScalarType autocast_dtype;
-  std::vector<bool> is_given;  // which inputs are defined
-  std::vector<Watched> watched;
-  std::vector<size_t> recorded;  // the results that have a graph
-  variable_list outputs;         // the recorded results of the first run, until they are taken
+  std::vector<bool> is_given;            // which inputs are defined
+  std::vector<detail::Watched> watched;  // tensors that both runs of the function read
+  std::vector<size_t> recorded;          // the results that have a graph
+  variable_list outputs;  // the recorded results of the first run, until they are taken
 };
 
 /// The first `count` tensors, detached from their graph: leaves for which gradients can be found.

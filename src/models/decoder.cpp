@@ -10,13 +10,16 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "core/plain.h"
 #include "core/to_device.h"
 #include "models/embedded_positions.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/embedding.h"
 #include "modules/layers/linear.h"
+#include "modules/layers/linear_cross_entropy.h"
 #include "modules/layers/parameters.h"
+#include "modules/layers/tied_weight.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 
@@ -50,6 +53,44 @@ void check_causal(const EncoderOptions& stack) {
 void check_tokens(const at::Tensor& tokens, const torch::nn::Embedding& embedding) {
   detail::check_indices(kDecoder, "tokens", tokens, embedding->weight, "vocab_size",
                         detail::vocabulary(embedding));
+}
+
+/// Checks targets [B, L] of tokens [B, L], of which all are contiguous and on the CPU.
+void check_targets(const at::Tensor& tokens, const at::Tensor& targets, int64_t ignore_index,
+                   int64_t vocabulary) {
+  const auto *x = tokens.const_data_ptr<int64_t>(), *y = targets.const_data_ptr<int64_t>();
+  const auto length = tokens.size(1);
+  // Whether all targets are the tokens at their places, and some of these differ from the next.
+  bool equal = true, differ = false;
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
+    if (y[i] == ignore_index) continue;
+    HEED_CHECK(y[i] >= 0 && y[i] < vocabulary,
+               "{}: targets[{}][{}] ({}) must be ignore_index ({}), or at least 0 and below "
+               "vocab_size ({})",
+               kDecoder, i / length, i % length, y[i], ignore_index, vocabulary);
+    equal = equal && y[i] == x[i];
+    differ = differ || ((i + 1) % length != 0 && x[i + 1] != x[i]);
+  }
+  HEED_CHECK(!(equal && differ),
+             "{}: targets must be the tokens that follow tokens, and these are the tokens "
+             "themselves: pass text.slice(1, 0, -1) as tokens and text.slice(1, 1) as targets",
+             kDecoder);
+}
+
+void check_loss(const at::Tensor& tokens, const at::Tensor& targets,
+                const LinearCrossEntropyOptions& options, int64_t vocabulary) {
+  detail::check_defined(kDecoder, "targets", targets);
+  HEED_CHECK(targets.scalar_type() == at::kLong, "{}: targets dtype ({}) must be Long", kDecoder,
+             c10::toString(targets.scalar_type()));
+  HEED_CHECK(targets.sizes() == tokens.sizes(),
+             "{}: targets {} must have the shape of tokens; tokens {}", kDecoder,
+             detail::shape(targets), detail::shape(tokens));
+  detail::check_same_device(kDecoder, "targets", targets, "tokens", tokens);
+  HEED_CHECK(!options.bias(), "{}: bias must not be given: the scores are the head's", kDecoder);
+  HEED_CHECK(!options.softcap(), "{}: softcap must not be given: it is an option of the decoder",
+             kDecoder);
+  if (!detail::is_plain(tokens) || !detail::is_plain(targets)) return;
+  check_targets(tokens.contiguous(), targets.contiguous(), options.ignore_index(), vocabulary);
 }
 
 }  // namespace
@@ -100,9 +141,9 @@ void DecoderImpl::pretty_print(std::ostream& stream) const {
       .option("dropout", options.dropout(), 0.0);
 }
 
-at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
-                              const std::optional<at::Tensor>& positions) const {
-  auto x = detail::embed(token_embedding, tokens);
+at::Tensor DecoderImpl::embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions,
+                              const detail::TiedWeight& weight) const {
+  auto x = weight.embed(tokens);
   if (options.embedding_scale() != 1.0) {
     x = x * at::scalar_tensor(options.embedding_scale(), x.options());
   }
@@ -110,13 +151,13 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens,
   return detail::drop_out(x, options.dropout(), is_training());
 }
 
-at::Tensor DecoderImpl::plain_scores(const at::Tensor& x) const {
+at::Tensor DecoderImpl::plain_scores(const at::Tensor& x, const detail::TiedWeight& weight) const {
   if (head) return detail::project(head, detail::sharing(*head).enter(x));
-  return detail::scores(token_embedding, x);
+  return weight.scores(x);
 }
 
-at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
-  const auto plain = plain_scores(x);
+at::Tensor DecoderImpl::scores(const at::Tensor& x, const detail::TiedWeight& weight) const {
+  const auto plain = plain_scores(x, weight);
   const auto& cap = options.softcap();
   return cap ? *cap * at::tanh(plain / *cap) : plain;
 }
@@ -124,7 +165,23 @@ at::Tensor DecoderImpl::scores(const at::Tensor& x) const {
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {
   check_tokens(tokens, token_embedding);
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
-  return scores(stack->forward(embed(tokens, positions), inputs));
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  return scores(stack->forward(embed(tokens, positions, weight), inputs), weight);
+}
+
+at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets,
+                             const TransformerInputs& inputs,
+                             const LinearCrossEntropyOptions& loss_options) const {
+  check_tokens(tokens, token_embedding);
+  check_loss(tokens, targets, loss_options, detail::vocabulary(token_embedding));
+  auto with_softcap = loss_options;
+  with_softcap.softcap(options.softcap());
+  const auto positions = detail::embedded_positions(tokens, inputs, stack);
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto x = stack.ptr()->forward(embed(tokens, positions, weight), inputs);
+  const auto loss = head ? detail::loss_of_head(head, x, targets, with_softcap)
+                         : weight.loss(x, targets, with_softcap);
+  return loss_options.reduction() == LossReduction::none ? loss.view_as(targets) : loss;
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
@@ -138,7 +195,9 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   const detail::UndoOnError undo(caches);
   std::optional<at::Tensor> positions;
   if (position_embedding) positions = positions_of(caches.front(), tokens, counts);
-  return scores(stack->forward_cached(embed(tokens, positions), caches, counts, inputs));
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto x = embed(tokens, positions, weight);
+  return scores(stack->forward_cached(x, caches, counts, inputs), weight);
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step, bool last_only,
@@ -146,9 +205,10 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step
   check_tokens(tokens, token_embedding);
   detail::check_step_tokens(kDecoder, "tokens", tokens, step);
   detail::check_no_dropout(kDecoder, "dropout", options.dropout(), is_training());
-  const auto x = stack->forward_cached(embed(tokens, step.positions()), step,
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto x = stack->forward_cached(embed(tokens, step.positions(), weight), step,
                                        /*first_layer=*/0, inputs);
-  return scores(last_only ? x.index_select(1, step.last_tokens()) : x);
+  return scores(last_only ? x.index_select(1, step.last_tokens()) : x, weight);
 }
 
 PagedKVCache DecoderImpl::make_paged_cache(int64_t pages,
@@ -160,8 +220,9 @@ std::tuple<at::Tensor, std::vector<AttentionWeights>> DecoderImpl::forward_with_
     const at::Tensor& tokens, const TransformerInputs& inputs) const {
   check_tokens(tokens, token_embedding);
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
-  auto [x, weights] = stack->forward_with_weights(embed(tokens, positions), inputs);
-  return {scores(x), std::move(weights)};
+  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  auto [x, weights] = stack->forward_with_weights(embed(tokens, positions, weight), inputs);
+  return {scores(x, weight), std::move(weights)};
 }
 
 std::vector<KVCache> DecoderImpl::make_caches(int64_t batch, int64_t capacity,

@@ -3,19 +3,20 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
+#include <heed/fused_adamw.h>
 #include <heed/grad_scaler.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
-#include <algorithm>
 #include <cmath>
-#include <map>
 #include <vector>
 
 #include "core/checks.h"
 #include "core/seen_tensors.h"
 #include "core/to_device.h"
+#include "models/gradients.h"
 
 namespace heed {
 
@@ -43,41 +44,32 @@ void check_factors(const char* function, const char* name, double scale, double 
   detail::check_positive(function, "growth_interval", growth_interval);
 }
 
+/// The gradients of all parameters, each once. Half ones only the optimizer itself can unscale.
+std::vector<at::Tensor> gradients_of(const Optimizer& optimizer, bool may_be_half) {
+  std::vector<at::Tensor> gradients;
+  detail::SeenTensors seen;
+  const auto& groups = optimizer.param_groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto& parameters = groups[i].params();
+    for (size_t j = 0; j < parameters.size(); ++j) {
+      const auto& gradient = parameters[j].grad();
+      if (!gradient.defined()) continue;
+      HEED_CHECK(may_be_half || gradient.scalar_type() != at::kHalf,
+                 "{}: gradient dtype (Half) of parameter {} of group {} must not be Half: keep "
+                 "parameters in Float and use Autocast",
+                 kUnscale, j, i);
+      if (!seen.add(gradient)) continue;
+      gradients.push_back(gradient.is_sparse() ? gradient._values() : gradient);
+    }
+  }
+  return gradients;
+}
+
 /// Gradients of one device and dtype, which one operator takes together.
 struct GradientGroup {
   std::vector<at::Tensor> tensors;
   at::Tensor inverse, overflow;  // float32 [], on the gradients' device
 };
-
-void append(std::vector<GradientGroup>& groups, const at::Tensor& gradient) {
-  auto found = std::find_if(groups.begin(), groups.end(), [&](const GradientGroup& group) {
-    const auto& first = group.tensors[0];
-    return gradient.device() == first.device() && gradient.scalar_type() == first.scalar_type();
-  });
-  if (found == groups.end()) found = groups.insert(found, GradientGroup());
-  found->tensors.push_back(gradient);
-}
-
-/// The gradients of all parameters, each once, grouped by device and dtype.
-std::vector<GradientGroup> gradient_groups(const char* function, const Optimizer& optimizer) {
-  std::vector<GradientGroup> groups;
-  detail::SeenTensors seen;
-  const auto& parameter_groups = optimizer.param_groups();
-  for (size_t i = 0; i < parameter_groups.size(); ++i) {
-    const auto& parameters = parameter_groups[i].params();
-    for (size_t j = 0; j < parameters.size(); ++j) {
-      const auto& gradient = parameters[j].grad();
-      if (!gradient.defined()) continue;
-      HEED_CHECK(gradient.scalar_type() != at::kHalf,
-                 "{}: gradient dtype (Half) of parameter {} of group {} must not be Half: keep "
-                 "parameters in Float and use Autocast",
-                 function, j, i);
-      if (!seen.add(gradient)) continue;
-      append(groups, gradient.is_sparse() ? gradient._values() : gradient);
-    }
-  }
-  return groups;
-}
 
 }  // namespace
 
@@ -111,21 +103,21 @@ void GradScaler::check_not_stepped(const char* function, const Optimizer& optimi
 
 void GradScaler::combine(const at::Tensor& /*overflow*/) {}
 
-void GradScaler::unscale_(Optimizer& optimizer) {
-  if (!options_.enabled()) return;
-  check_not_stepped(kUnscale, optimizer);
-  HEED_CHECK(unscaled_.count(&optimizer) == 0,
-             "{}: it has been called for this optimizer since the last update", kUnscale);
-  auto groups = gradient_groups(kUnscale, optimizer);
+/// Finds whether a gradient is infinite or NaN, and divides the gradients unless the optimizer does
+/// so in its step.
+GradScaler::UnscaledOptimizers GradScaler::find_overflow(const Optimizer& optimizer, bool in_step) {
+  const auto gradients = gradients_of(optimizer, /*may_be_half=*/in_step);
   const at::NoGradGuard no_grad;
-  const auto inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  for (auto& group : groups) {
-    const auto device = group.tensors[0].device();
-    group.inverse = detail::to_device(inverse, device);
-    group.overflow = at::full({}, 0.0, scale_.options().device(device));
+  const auto inverse =
+      in_step ? at::ones_like(scale_) : scale_.to(at::kDouble).reciprocal().to(at::kFloat);
+  std::vector<GradientGroup> groups;
+  for (const auto& places : detail::alike(gradients)) {
+    const auto device = gradients[places[0]].device();
+    groups.push_back({detail::at_places(gradients, places), detail::to_device(inverse, device),
+                      at::full({}, 0.0, scale_.options().device(device))});
   }
   const auto overflow = at::full({}, groups.empty() ? -1.0 : 0.0, scale_.options());
-  std::map<const Optimizer*, Unscaled> unscaled = {{&optimizer, {overflow}}};
+  UnscaledOptimizers unscaled = {{&optimizer, {overflow}}};
   for (auto& group : groups) {
     at::_amp_foreach_non_finite_check_and_unscale_(group.tensors, group.overflow, group.inverse);
   }
@@ -133,7 +125,15 @@ void GradScaler::unscale_(Optimizer& optimizer) {
     overflow.add_(detail::to_device(group.overflow, scale_.device()));
   }
   combine(overflow);
-  unscaled_.merge(unscaled);
+  return unscaled;
+}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  if (!options_.enabled()) return;
+  check_not_stepped(kUnscale, optimizer);
+  HEED_CHECK(unscaled_.count(&optimizer) == 0,
+             "{}: it has been called for this optimizer since the last update", kUnscale);
+  unscaled_.merge(find_overflow(optimizer, /*in_step=*/false));
 }
 
 bool GradScaler::step(Optimizer& optimizer) {
@@ -144,11 +144,20 @@ bool GradScaler::step(Optimizer& optimizer) {
   HEED_CHECK(dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
              "{}: optimizer (LBFGS) must not compute gradients in its step", kStep);
   check_not_stepped(kStep, optimizer);
-  if (unscaled_.count(&optimizer) == 0) unscale_(optimizer);
-  const auto overflow = unscaled_[&optimizer].overflow.item<float>();
+  const bool is_unscaled = unscaled_.count(&optimizer) != 0;
+  auto* fused = is_unscaled ? nullptr : dynamic_cast<FusedAdamW*>(&optimizer);
+  float overflow = 0.0F;
+  if (fused != nullptr) {
+    auto unscaled = find_overflow(optimizer, /*in_step=*/true);
+    overflow = fused->step_scaled(scale_, unscaled.begin()->second.overflow);
+    unscaled_.merge(unscaled);
+  } else {
+    if (!is_unscaled) unscale_(optimizer);
+    overflow = unscaled_[&optimizer].overflow.item<float>();
+  }
   if (overflow < 0.0F) unscaled_.erase(&optimizer);
   HEED_CHECK(overflow >= 0.0F, "{}: no parameter of the optimizer has a gradient", kStep);
-  if (overflow == 0.0F) optimizer.step();
+  if (overflow == 0.0F && fused == nullptr) optimizer.step();
   unscaled_[&optimizer].stepped = true;
   return overflow == 0.0F;
 }

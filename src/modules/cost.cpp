@@ -142,9 +142,9 @@ AttentionCost attention_cost(const LatentAttentionImpl& module, int64_t batch, i
   const auto& down = module.fc_kv_down->weight;
   const auto tokens = shape.batch * shape.query_length;
   auto figures = figures_of(shape, down.element_size(), tokens * weights);
-  // Also kept: the latent vectors before and after their norms, and the keys without their rotated
-  // part.
-  const auto latent = 2 * (options.key_rank() + options.query_rank().value_or(0));
+  // Also kept: the latent vectors before their norms, those of keys after it too, and the keys
+  // without their rotated part.
+  const auto latent = 2 * options.key_rank() + options.query_rank().value_or(0);
   figures.projected_bytes =
       figures.projected_bytes +
       tokens * (latent + module.head_sizes.heads * options.plain_head_dim()) * down.element_size();

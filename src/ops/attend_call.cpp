@@ -186,13 +186,6 @@ std::string wanted_schema() {
   return fmt::format("bool[{}] wanted=[{}]", all.size(), fmt::join(all, ", "));
 }
 
-WantedGradients read_wanted(Arguments& arguments) {
-  const auto listed = arguments.next<c10::List<bool>>();
-  WantedGradients wanted{};
-  for (size_t i = 0; i < std::min(wanted.size(), listed.size()); ++i) wanted[i] = listed[i];
-  return wanted;
-}
-
 std::string gradients_schema() {
   std::vector<std::string> results;
   results.reserve(kGradientTensors);

@@ -6,8 +6,10 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "core/problem.h"
+#include "ops/boxed.h"
 #include "ops/traced.h"
 
 namespace heed::detail {
@@ -61,7 +63,9 @@ std::string wanted_schema();
 std::string gradients_schema();
 /// Reads what `wanted_schema` describes. What was compiled for an earlier heed lists fewer tensors
 /// and wants no gradients of the others.
-WantedGradients read_wanted(Arguments& arguments);
+inline WantedGradients read_wanted(Arguments& arguments) {
+  return arguments.next_flags<std::tuple_size_v<WantedGradients>>();
+}
 
 /// Gives an output [B, H, L, Dv] the memory order [B, L, H, Dv], in which heads merge without a
 /// copy. Most kernels write this order already.

@@ -1,5 +1,7 @@
 #include "core/autocast.h"
 
+#include <ATen/autocast_mode.h>
+
 #include "core/dtypes.h"
 #include "ops/boxed.h"
 
@@ -40,12 +42,31 @@ void call_paged_converted(const c10::OperatorHandle& op, Stack* stack) {
   call_without_autocast(op, stack);
 }
 
+/// Converts x, weight and bias as autocast converts those of a Linear.
+void call_loss_converted(const c10::OperatorHandle& op, Stack* stack) {
+  auto* arguments = stack->data() + stack->size() - argument_count(op);
+  const auto x = arguments[0].toTensor();
+  const auto device = x.device().type();
+  if (at::autocast::is_eligible(x, device)) {
+    const auto dtype = at::autocast::get_autocast_dtype(device);
+    const auto bias = op.schema().argumentIndexWithName("bias");
+    TORCH_INTERNAL_ASSERT(bias.has_value(), "there is no bias");
+    for (auto* argument : {arguments, arguments + 1, arguments + *bias}) {
+      if (!argument->isTensor()) continue;
+      *argument = at::autocast::cached_cast(dtype, argument->toTensor(), device);
+    }
+  }
+  call_without_autocast(op, stack);
+}
+
 void register_converted(torch::Library& library) {
   for (const auto* name : {"attend", "attend_with_weights", "attend_with_lse", "attend_varlen",
                            "attend_varlen_with_lse"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_converted>());
   }
   library.impl("attend_paged", torch::CppFunction::makeFromBoxedFunction<&call_paged_converted>());
+  library.impl("linear_cross_entropy",
+               torch::CppFunction::makeFromBoxedFunction<&call_loss_converted>());
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +26,15 @@ class Arguments {
   template <typename T>
   T next() {
     return (next_++)->to<T>();
+  }
+
+  /// Reads a list of at most N flags. Those that it lacks are false.
+  template <size_t N>
+  std::array<bool, N> next_flags() {
+    const auto listed = next<c10::List<bool>>();
+    std::array<bool, N> flags{};
+    for (size_t i = 0; i < std::min(N, listed.size()); ++i) flags[i] = listed[i];
+    return flags;
   }
 
  private:

@@ -33,13 +33,13 @@ bool are_same_parts(const std::vector<at::Tensor>& a, const std::vector<at::Tens
 }  // namespace
 
 /// The state of a map that is applied from the module's names to the file's: the module's tensors,
-/// and the recipes of the file's. All tensors are shapes alone.
+/// and the compositions of the file's. All tensors are shapes alone.
 struct NameMap::Inverted {
   const detail::ModuleTensors& module;
   const std::vector<std::pair<std::string, std::string>>& paths;
   // For each name in the module: the rows of the file's tensor that its tensor becomes.
   std::map<std::string, std::vector<at::Tensor>> used = {};
-  std::map<std::string, detail::Recipe> theirs = {};
+  std::map<std::string, detail::Composition> theirs = {};
   std::set<std::string> spelled = {};  // names that tied tensors would have in the module
 
   void invert(const Entry& entry) {
@@ -108,11 +108,11 @@ struct NameMap::Inverted {
     }
   }
 
-  void add(std::string name, const detail::Recipe& recipe) {
+  void add(std::string name, const detail::Composition& composition) {
     for (const auto& [from, to] : paths) {
       if (const auto where = find_part(to, name)) name = where->around(from);
     }
-    HEED_CHECK(theirs.emplace(name, recipe).second, "name map: two tensors would be called {}",
+    HEED_CHECK(theirs.emplace(name, composition).second, "name map: two tensors would be called {}",
                name);
   }
 
@@ -120,7 +120,7 @@ struct NameMap::Inverted {
   /// rows that it has become.
   void check_back(const NameMap& map) const {
     NamedTensors shapes;
-    for (const auto& [name, recipe] : theirs) shapes.emplace(name, recipe.shape);
+    for (const auto& [name, composition] : theirs) shapes.emplace(name, composition.shape);
     const auto back = detail::translate(map, shapes, module);
     detail::check_tied(back, shapes, {});
     for (const auto& item : module) {
@@ -148,12 +148,12 @@ struct NameMap::Inverted {
   /// entries spell this name, the first one counts.
   void tie(const Entry& entry) {
     for (const auto& original : entry.ours) {
-      std::map<std::string, detail::Recipe> tied;
-      for (const auto& [name, recipe] : theirs) {
+      std::map<std::string, detail::Composition> tied;
+      for (const auto& [name, composition] : theirs) {
         const auto where = find_part(original, name);
         if (!where) continue;
         const auto second = where->around(entry.theirs[0]);
-        if (spelled.insert(in_module(second)).second) tied.emplace(second, recipe);
+        if (spelled.insert(in_module(second)).second) tied.emplace(second, composition);
       }
       theirs.insert(tied.begin(), tied.end());
       if (!tied.empty()) return;
@@ -163,18 +163,18 @@ struct NameMap::Inverted {
 
 NamedTensors NameMap::invert(const torch::nn::Module& module) const {
   const auto tensors = detail::weights_of(module);
-  const auto recipes =
+  const auto compositions =
       detail::invert(*this, whole_shapes(detail::held_tensors("NameMap::invert", module, {})));
   NamedTensors theirs;
-  for (const auto& [name, recipe] : recipes) {
-    theirs[name] = make(recipe, [&](const auto& ours) { return tensors[ours].detach(); });
+  for (const auto& [name, composition] : compositions) {
+    theirs[name] = make(composition, [&](const auto& ours) { return tensors[ours].detach(); });
   }
   return theirs;
 }
 
 namespace detail {
 
-std::map<std::string, Recipe> invert(const NameMap& map, const ModuleTensors& module) {
+std::map<std::string, Composition> invert(const NameMap& map, const ModuleTensors& module) {
   NameMap::Inverted inverted{module, map.paths_};
   const auto is_outermost = [](const auto& entry) {
     return entry.ours == std::vector{std::string()};
@@ -192,17 +192,17 @@ std::map<std::string, Recipe> invert(const NameMap& map, const ModuleTensors& mo
   return std::move(inverted.theirs);
 }
 
-at::Tensor make(const Recipe& recipe,
+at::Tensor make(const Composition& composition,
                 const std::function<at::Tensor(const std::string&)>& tensor_of) {
   std::vector<at::Tensor> parts;
-  parts.reserve(recipe.ours.size());
-  for (const auto& name : recipe.ours) parts.push_back(tensor_of(name));
-  if (recipe.heads > 0) {
-    for (auto& part : parts) part = part.unflatten(0, {recipe.heads, -1});
+  parts.reserve(composition.ours.size());
+  for (const auto& name : composition.ours) parts.push_back(tensor_of(name));
+  if (composition.heads > 0) {
+    for (auto& part : parts) part = part.unflatten(0, {composition.heads, -1});
     return at::cat(parts, 1).flatten(0, 1);
   }
   const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
-  return recipe.transposed ? transposed(whole) : whole;
+  return composition.transposed ? transposed(whole) : whole;
 }
 
 }  // namespace detail

@@ -178,10 +178,10 @@ void detail::save_weights(const std::vector<HeldTensor>& tensors, const std::str
                           const SaveOptions& options,
                           const std::function<at::Tensor(const std::string&)>& values) {
   named("save_weights", [&] {
-    const auto recipes = invert(options.name_map(), whole_shapes(tensors));
-    const auto tensor = [&](const auto& name) { return make(recipes.at(name), values); };
+    const auto compositions = invert(options.name_map(), whole_shapes(tensors));
+    const auto tensor = [&](const auto& name) { return make(compositions.at(name), values); };
     NamedTensors theirs;
-    for (const auto& [name, recipe] : recipes) theirs[name] = recipe.shape;
+    for (const auto& [name, composition] : compositions) theirs[name] = composition.shape;
     AtomicFile file(path);
     if (options.format() == WeightFormat::safetensors) {
       write_safetensors(theirs, tensor, [&](std::string_view bytes) { file.write(bytes); });

@@ -47,15 +47,15 @@ std::vector<std::vector<at::Tensor>> head_parts(const at::Tensor& whole, int64_t
 
 /// How one tensor of a file is made of tensors of a module: concatenated by rows, or head by head
 /// if there are `heads`, then transposed.
-struct Recipe {
+struct Composition {
   std::vector<std::string> ours;
   bool transposed;
   at::Tensor shape;  // on the meta device
   int64_t heads = 0;
 };
 
-/// The tensor that a recipe makes. `tensor_of` returns a tensor of the module.
-at::Tensor make(const Recipe& recipe,
+/// The tensor that a composition makes. `tensor_of` returns a tensor of the module.
+at::Tensor make(const Composition& composition,
                 const std::function<at::Tensor(const std::string&)>& tensor_of);
 
 /// Transposes a matrix, as GPT-2's Conv1D stores it; returns a bias as it is.

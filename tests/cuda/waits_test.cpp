@@ -319,5 +319,29 @@ TEST(Waits, AScaledStepWaitsOnce) {
   }
 }
 
+/// For the norm that it returns, and for whether a gradient overflowed.
+TEST(Waits, AFusedStepWaitsOnceAtMost) {
+  const auto weight = uniform({4}, kDevice).requires_grad_();
+  const auto half = uniform({4}, kDevice).to(at::kHalf).requires_grad_();
+  FusedAdamW optimizer({weight, half}, 0.1);
+  GradScaler scaler;
+  const auto expect_waits = [&](int64_t count, const auto& step) {
+    for (int iteration = 0; iteration < 2; ++iteration) {
+      optimizer.zero_grad();
+      scaler.scale(weight.sum() + half.to(at::kFloat).sum() * 1e-4).backward();
+      const WorkOfDevice device;
+      step();
+      EXPECT_EQ(device.work().synchronizations(), count) << printed_waits(device.work());
+    }
+  };
+  expect_waits(0, [&] { optimizer.step(); });
+  expect_waits(1, [&] { optimizer.step_clipped(0.1); });
+  expect_waits(1, [&] { clip_grad_norm_({weight, half}, 0.1); });
+  expect_waits(1, [&] {
+    EXPECT_TRUE(scaler.step(optimizer));
+    scaler.update();
+  });
+}
+
 }  // namespace
 }  // namespace heed::test::of_waits

@@ -103,6 +103,28 @@ TEST(DataParallel, TrainsASequentialAsOneProcessDoes) {
   }
 }
 
+/// The loss has the gradients of its last layer before its backward pass begins.
+TEST(DataParallel, TrainsADecoderByItsLoss) {
+  in_processes(2, [](const ProcessGroup& group) {
+    auto model = make_decoder(static_cast<uint64_t>(group->getRank()));
+    auto whole = make_decoder(0);
+    DataParallel parallel(model, group, small_buckets());
+    auto optimizer = make_optimizer(model), whole_optimizer = make_optimizer(whole);
+    torch::manual_seed(moved(1));
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const auto batch = decoder_batch();
+      const auto own = share(batch, group);
+      optimizer.zero_grad();
+      parallel.forward([&] { return model->loss(own.input, own.target); }).backward();
+      optimizer.step();
+      whole_optimizer.zero_grad();
+      whole->loss(batch.input, batch.target).backward();
+      whole_optimizer.step();
+    }
+    EXPECT_TRUE(are_close(model->parameters(), whole->parameters(), 1e-6));
+  });
+}
+
 TEST(DataParallel, TrainsADecoderAsOneProcessDoes) {
   for (const int64_t size : {2, 3, 4}) {
     in_processes(size, [](const ProcessGroup& group) {

@@ -200,6 +200,24 @@ TEST(Exchange, OfLossesAndShardsIsNotLeftHalfDone) {
       12);
 }
 
+TEST(Exchange, OfALossWithoutScoresIsNotLeftHalfDone) {
+  expect_survives(
+      [](const ProcessGroup& all) -> Work {
+        torch::manual_seed(moved(static_cast<uint64_t>(all->getRank())));
+        const auto x = at::randn({5, 4}), weight = at::randn({4, 4}), targets = at::arange(5);
+        const auto options = LinearCrossEntropyOptions().label_smoothing(0.1);
+        return [=](const ProcessGroup& group) -> Step {
+          return [=] {
+            const auto own = weight.detach().requires_grad_();
+            const auto loss =
+                distributed::vocab_parallel_linear_cross_entropy(x, own, targets, group, options);
+            return Tensors{loss.detach(), torch::autograd::grad({loss}, {own})[0]};
+          };
+        };
+      },
+      20);
+}
+
 TEST(Exchange, OfZeroRedundancyOptimizerIsNotLeftHalfDone) {
   expect_survives(
       [](const ProcessGroup&) -> Work {

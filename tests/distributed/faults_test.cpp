@@ -145,7 +145,7 @@ Decoder split_decoder(const ProcessGroup& group) {
 TEST(Faults, NameTheOperationOfASplitModel) {
   const std::string operation =
       "(gradient of )?(ColumnParallelLinear|RowParallelLinear|VocabParallelEmbedding|"
-      "vocab_parallel_cross_entropy)[a-z :]*";
+      "vocab_parallel_cross_entropy|vocab_parallel_linear_cross_entropy)[a-z :]*";
   expect_named_failures(operation, [](const ProcessGroup& group) {
     auto model = split_decoder(group);
     const auto optimizer = std::make_shared<torch::optim::Adam>(model->parameters(), 1e-3);
@@ -154,6 +154,7 @@ TEST(Faults, NameTheOperationOfASplitModel) {
       optimizer->zero_grad();
       distributed::vocab_parallel_cross_entropy(model->forward(tokens), tokens + 1, group)
           .backward();
+      model->loss(tokens, tokens + 1).backward();
       optimizer->step();
     };
   });

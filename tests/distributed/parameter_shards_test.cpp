@@ -92,6 +92,13 @@ TEST(ParameterShards, ClipByTheNormOfTheWhole) {
     EXPECT_TRUE(models.parts->parameters()[0].grad().equal(before));
     EXPECT_ERROR("clip_grad_norm_: max_norm (0) must be above 0",
                  distributed::clip_grad_norm_(*models.parts, 0.0, group));
+    EXPECT_TRUE(models.parts->parameters()[0].grad().equal(before));
+    // A gradient that is NaN in one process makes all NaN in all processes.
+    if (group->getRank() == 1) models.parts->parameters()[0].mutable_grad()[0] = NAN;
+    EXPECT_TRUE(std::isnan(distributed::clip_grad_norm_(*models.parts, 0.5, group)));
+    for (const auto& parameter : models.parts->parameters()) {
+      EXPECT_TRUE(parameter.grad().isnan().all().item<bool>());
+    }
   });
 }
 

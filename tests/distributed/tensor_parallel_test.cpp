@@ -236,6 +236,9 @@ void expect_same_decoder(const ProcessGroup& group, const DecoderOptions& option
     return vocab_parallel_cross_entropy(pair.parts->forward(tokens, inputs[1]), targets, group);
   };
   pair.expect_same_training(whole_loss, parts_loss);
+  const auto smooth = LinearCrossEntropyOptions().label_smoothing(0.1);
+  pair.expect_same_training([&] { return pair.whole->loss(tokens, targets, inputs[0], smooth); },
+                            [&] { return pair.parts->loss(tokens, targets, inputs[1], smooth); });
   expect_close(relative_biases[1].grad(), relative_biases[0].grad(), "gradient of relative_bias");
   if (memories[0].defined()) {
     expect_close(memories[1].grad(), memories[0].grad(), "gradient of the memory");

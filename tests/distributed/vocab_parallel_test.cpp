@@ -1,11 +1,16 @@
 #include <gtest/gtest.h>
 #include <heed/distributed/vocab_parallel.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/functional/loss.h>
 
+#include <cmath>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "distributed/processes.h"
 #include "distributed/whole_and_parts.h"
+#include "modules/layers/loss_pass.h"
 #include "support/expect.h"
 
 namespace heed::test::of_vocab_parallel {
@@ -13,6 +18,7 @@ namespace {
 
 using distributed::gather_scores;
 using distributed::vocab_parallel_cross_entropy;
+using distributed::vocab_parallel_linear_cross_entropy;
 
 /// Against LibTorch on whole scores [N, V]: loss and gradient.
 void expect_cross_entropy(const ProcessGroup& group, const at::Tensor& scores,
@@ -86,6 +92,134 @@ TEST(VocabParallelCrossEntropy, NamesWrongArguments) {
               "vocab_parallel_cross_entropy: targets must be defined and of dtype Long");
     EXPECT_EQ(error(torch::zeros({2, 3}, at::kLong), torch::tensor({0, 1})),
               "vocab_parallel_cross_entropy: scores must be floating and have a last dimension");
+  });
+}
+
+std::vector<LinearCrossEntropyOptions> every_option() {
+  std::vector<LinearCrossEntropyOptions> all;
+  for (int64_t bits = 0; bits < 32; ++bits) {
+    for (const auto reduction : {LossReduction::mean, LossReduction::sum, LossReduction::none}) {
+      LinearCrossEntropyOptions options;
+      options.reduction(reduction);
+      if ((bits & 1) != 0) options.bias(random_input({12}, 5));
+      if ((bits & 2) != 0) options.class_weight(random_input({12}, 6).abs() + 0.1);
+      if ((bits & 4) != 0) options.label_smoothing(0.1);
+      if ((bits & 8) != 0) options.z_loss(0.02);
+      if ((bits & 16) != 0) options.softcap(1.5);
+      all.push_back(options);
+    }
+  }
+  return all;
+}
+
+/// x [N, E], a weight or this process's part of it, and what they give: the loss and gradients.
+struct Computed {
+  at::Tensor loss, of_x, of_weight, of_bias;
+};
+
+template <typename Loss>
+Computed compute(const at::Tensor& x, const at::Tensor& weight, LinearCrossEntropyOptions options,
+                 const Loss& loss_of) {
+  const auto leaf = [](const at::Tensor& tensor) {
+    return tensor.detach().clone(at::MemoryFormat::Contiguous).requires_grad_();
+  };
+  const auto own_x = leaf(x), own_weight = leaf(weight);
+  if (options.bias()) options.bias(leaf(*options.bias()));
+  const auto loss = loss_of(own_x, own_weight, options);
+  weighed(loss).backward();
+  return {loss.detach(), own_x.grad(), own_weight.grad(),
+          options.bias() ? options.bias()->grad() : at::Tensor()};
+}
+
+/// Against linear_cross_entropy of the whole weight [12, E]: loss and gradients.
+void expect_linear_cross_entropy(const ProcessGroup& group, const at::Tensor& targets,
+                                 const LinearCrossEntropyOptions& options, at::ScalarType dtype,
+                                 double tolerance) {
+  const auto x = random_input({6, 5}).to(dtype), weight = random_input({12, 5}, 4).to(dtype);
+  const auto own_part = [&](const at::Tensor& tensor) {
+    return tensor.chunk(group->getSize())[group->getRank()];
+  };
+  auto whole_options = options;
+  if (options.bias()) whole_options.bias(options.bias()->to(dtype));
+  if (options.class_weight()) whole_options.class_weight(options.class_weight()->to(dtype));
+  auto own_options = whole_options;
+  if (options.bias()) own_options.bias(own_part(*whole_options.bias()));
+  const auto whole = compute(x, weight, whole_options,
+                             [&](const auto& own_x, const auto& own_weight, const auto& given) {
+                               return linear_cross_entropy(own_x, own_weight, targets, given);
+                             });
+  const auto part = compute(
+      x, own_part(weight), own_options, [&](const auto& own_x, const auto& own, const auto& given) {
+        return vocab_parallel_linear_cross_entropy(own_x, own, targets, group, given);
+      });
+  expect_close(part.loss, whole.loss, "loss", tolerance);
+  expect_close(part.of_x, whole.of_x, "gradient of x", tolerance);
+  expect_close(part.of_weight, own_part(whole.of_weight), "gradient of the weight", tolerance);
+  if (options.bias()) {
+    expect_close(part.of_bias, own_part(whole.of_bias), "gradient of the bias", tolerance);
+  }
+}
+
+TEST(VocabParallelLinearCrossEntropy, EqualsThatOfTheWholeWeight) {
+  for (const int64_t processes : {1, 2, 4}) {
+    in_processes(processes, [](const ProcessGroup& group) {
+      const auto targets = torch::tensor({0, 11, -100, 6, 3, 2});
+      for (const auto& options : every_option()) {
+        expect_linear_cross_entropy(group, targets, options, at::kDouble, kRounding);
+      }
+      const auto smooth = LinearCrossEntropyOptions().label_smoothing(0.1).z_loss(0.1);
+      expect_linear_cross_entropy(group, targets, smooth, at::kFloat, 1e-5);
+      expect_linear_cross_entropy(group, targets, smooth, at::kBFloat16, 0.05);
+      // Rows in blocks of one.
+      const heed::detail::ScopedLossBlocks blocks(1);
+      for (const auto reduction : {LossReduction::mean, LossReduction::none}) {
+        const auto options = LinearCrossEntropyOptions().reduction(reduction);
+        expect_linear_cross_entropy(group, targets, options, at::kDouble, kRounding);
+        expect_linear_cross_entropy(group, at::full_like(targets, -100), options, at::kDouble,
+                                    kRounding);
+      }
+    });
+  }
+}
+
+TEST(VocabParallelLinearCrossEntropy, IsDifferentiatedAgain) {
+  in_processes(2, [](const ProcessGroup& group) {
+    const auto x = random_input({4, 5}).requires_grad_();
+    const auto weight = random_input({3, 5}, 4 + group->getRank()).requires_grad_();
+    const auto targets = torch::tensor({0, 5, 3, 2});
+    const auto loss = vocab_parallel_linear_cross_entropy(x, weight, targets, group);
+    const auto first = torch::autograd::grad({loss}, {x, weight}, {}, /*retain_graph=*/true);
+    const auto again = torch::autograd::grad({loss}, {x, weight}, {}, /*retain_graph=*/true);
+    for (size_t i = 0; i < 2; ++i) expect_close(again[i], first[i], "gradient");
+    EXPECT_THROW(torch::autograd::grad({loss}, {x, weight}, {}, /*retain_graph=*/true,
+                                       /*create_graph=*/true),
+                 c10::Error);
+  });
+}
+
+/// Each process refuses by itself, so that the group stays open.
+TEST(VocabParallelLinearCrossEntropy, NamesWrongArguments) {
+  in_processes(2, [](const ProcessGroup& group) {
+    const auto x = torch::zeros({2, 3}), weight = torch::zeros({3, 3});
+    const auto targets = torch::tensor({0, 1});
+    const auto error = [&](const at::Tensor& given, const LinearCrossEntropyOptions& options) {
+      return value_error(
+          [&] { vocab_parallel_linear_cross_entropy(x, weight, given, group, options); });
+    };
+    EXPECT_EQ(error(torch::tensor({0, 6}), {}),
+              "vocab_parallel_linear_cross_entropy: targets[1] (6) must be ignore_index (-100), or "
+              "at least 0 and below V (6)");
+    EXPECT_EQ(error(targets, LinearCrossEntropyOptions().class_weight(torch::ones({3}))),
+              "vocab_parallel_linear_cross_entropy: class_weight dim 0 (3) must equal V (6); "
+              "class_weight [3]");
+    EXPECT_EQ(error(targets, LinearCrossEntropyOptions().bias(torch::ones({6}))),
+              "vocab_parallel_linear_cross_entropy: bias dim 0 (6) must equal weight dim 0 (3); "
+              "weight [3, 3], bias [6]");
+    EXPECT_EQ(value_error([&] { vocab_parallel_linear_cross_entropy(x, {}, targets, group); }),
+              "vocab_parallel_linear_cross_entropy: x and weight must be defined, and weight "
+              "[V / P, E]");
+    EXPECT_TRUE(std::isfinite(
+        vocab_parallel_linear_cross_entropy(x, weight, targets, group).item<double>()));
   });
 }
 

@@ -31,6 +31,7 @@ renamed: 8
 packed: 2
 \\[192, 64\\]
 accuracy above 0.95: true
+perplexity below 2: true
 resumed: true
 checkpointed: true
 by hand: true
@@ -64,6 +65,7 @@ parallel linear: the same output true
 tensor parallel: 25 of 100 scores
 21 parameters are split
 scaled gradients: step true
+linear cross entropy: the same loss true
 own positions true, ring_attend is attend true
 shared sequence: 4 of 16 tokens
 mesh: 2 replicas, 2 parts of the weights

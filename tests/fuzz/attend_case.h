@@ -24,6 +24,7 @@ enum Target : int64_t {
   kPagedCache,   // a PagedKVCache, and what its steps attend to
   kRotary,       // RotaryEmbedding about the length that it was trained for
   kRotaryCache,  // caches of modules with such an embedding
+  kLoss,         // linear_cross_entropy
   kTargets,
 };
 

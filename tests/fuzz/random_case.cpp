@@ -42,8 +42,9 @@ int64_t draw_target(Draw& draw) {
                 {kDerivative, 6},    {kTraining, 3},
                 {kKVCache, 6},       {kFile, 2},
                 {kPaged, 16},        {kPagedCache, 4},
-                {kRotary, 4},        {kRotaryCache, 3}};
-  auto rest = draw.below(130);
+                {kRotary, 4},        {kRotaryCache, 3},
+                {kLoss, 4}};
+  auto rest = draw.below(134);
   for (const auto& [target, weight] : kDrawn) {
     if (rest < weight) return target;
     rest -= weight;

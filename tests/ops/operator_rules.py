@@ -74,6 +74,15 @@ class FlopsTest(SeededTest):
             query, pages, value_pages, table, torch.tensor([0, 1, 4]), torch.tensor([20, 5])))
         self.assertEqual(found, 4 * (20 + 3 * 5) * self.PRODUCTS["forward"])
 
+    def test_of_the_loss(self):
+        x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+        targets = torch.arange(6)
+        losses = []
+        product = 2 * 6 * 4 * 9
+        self.assertEqual(self.count(
+            lambda: losses.append(heed.linear_cross_entropy(x, weight, targets))), product)
+        self.assertEqual(self.count(lambda: losses[0].backward()), 3 * product)
+
     def test_of_offsets_without_numbers_are_the_most_that_there_can_be(self):
         inputs = [tensor.to("meta") for tensor in packed(make_inputs(grad=False))]
         offsets = [OFFSETS.to("meta"), KEY_OFFSETS.to("meta")]
@@ -99,6 +108,13 @@ class DecompositionsTest(SeededTest):
                            heed.rotate(*call, interleaved=interleaved), tolerance)
             call = (inputs[0], torch.linspace(0.5, 2, 8).to(dtype))
             self.check(heed_ops.rms_norm(*call, eps=1e-3), heed.rms_norm(*call, eps=1e-3), tolerance)
+            call = (torch.randn(5, 6).to(dtype), torch.randn(7, 6).to(dtype),
+                    torch.tensor([6, 0, -100, 3, 3]))
+            for reduction in ("mean", "sum", "none"):
+                options = {"reduction": reduction, "softcap": 2.0, "z_loss": 0.1,
+                           "label_smoothing": 0.1, "class_weight": torch.linspace(0.5, 2, 7).to(dtype)}
+                self.check(heed_ops.linear_cross_entropy(*call, **options),
+                           heed.linear_cross_entropy(*call, **options), tolerance)
 
     def check(self, found, expected, tolerance):
         pairs = [(found, expected)] if torch.is_tensor(found) else zip(found, expected)
@@ -243,6 +259,12 @@ class Shards:
             expected = torch.autograd.grad(heed.rms_norm(x, weight).square().sum(), (x, weight))
             for one, other in zip(found, expected):
                 assert_close(one.full_tensor(), other, TOLERANCES[torch.float64])
+
+    def losses(self):
+        x, weight = (torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
+                     for rows in (6, 8))
+        for placements in (self.whole, self.placements["batch"]):
+            self.check(heed.linear_cross_entropy, [x, weight], placements, others=(torch.arange(6),))
 
     def compiled_functions(self):
         for name in ("batch", "heads"):

@@ -59,6 +59,14 @@ class TransformsTest(SeededTest):
                     x, angles.cos(), angles.sin(), interleaved=interleaved), (query,))
         weight = torch.linspace(0.5, 2, 4, dtype=torch.float64, requires_grad=True)
         found["rms_norm"] = (heed.rms_norm, (query, weight))
+        x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+        classes = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+        targets = torch.tensor([4, -100, 0, 2])
+        for options in ({}, {"reduction": "none", "label_smoothing": 0.1},
+                        {"softcap": 2.0, "z_loss": 0.1}):
+            found[f"linear_cross_entropy, {options}"] = (
+                lambda *tensors, options=options: heed.linear_cross_entropy(
+                    *tensors, targets, **options), (x, classes))
         return found
 
     def check_each(self, check):

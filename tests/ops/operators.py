@@ -559,6 +559,97 @@ class LayersTest(SeededTest):
                          torch.autograd.grad(function(x), x)[0], TOLERANCES[torch.float64])
 
 
+def make_loss(dtype=torch.float32, rows=9, classes=11):
+    """x [N, E], weight [V, E], targets [N] of which one is ignored, and a bias [V]."""
+    tensors = (torch.randn(rows, 6), torch.randn(classes, 6), torch.randn(classes))
+    x, weight, bias = (tensor.to(dtype).requires_grad_() for tensor in tensors)
+    targets = torch.randint(classes, (rows,))
+    targets[2] = -100
+    return x, weight, targets, bias
+
+
+class LossTest(SeededTest):
+    OPTIONS = ({}, {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1},
+               {"ignore_index": 3}, {"class_weight": torch.linspace(0.5, 2, 11)})
+
+    def check(self, found, expected, leaves, tolerance):
+        assert_close(found.double(), expected.double(), tolerance)
+        weight = weights_like(found)
+        for one, other in zip(
+                torch.autograd.grad((found * weight).sum(), leaves, retain_graph=True),
+                torch.autograd.grad((expected * weight).sum(), leaves, retain_graph=True)):
+            assert_close(one.double(), other.double(), tolerance)
+
+    def test_is_cross_entropy_of_the_scores(self):
+        for options in self.OPTIONS:
+            for dtype in (torch.float32, torch.float64):
+                x, weight, targets, bias = make_loss(dtype)
+                if options.get("ignore_index"):
+                    targets = targets.clamp_min(0)
+                options = {name: value.to(dtype) if torch.is_tensor(value) else value
+                           for name, value in options.items()}
+                found = heed.linear_cross_entropy(x, weight, targets, bias=bias, **options)
+                theirs = {"weight" if name == "class_weight" else name: value
+                          for name, value in options.items()}
+                expected = F.cross_entropy(F.linear(x, weight, bias), targets, **theirs)
+                self.assertEqual(found.dtype, dtype)
+                self.check(found, expected, (x, weight, bias), TOLERANCES[dtype])
+
+    def test_softcap_and_z_loss(self):
+        x, weight, targets, _ = make_loss(torch.float64)
+        found = heed.linear_cross_entropy(x, weight, targets, softcap=1.5, z_loss=0.1)
+        scores = 1.5 * torch.tanh(F.linear(x, weight) / 1.5)
+        z = torch.logsumexp(scores, 1).square()[targets >= 0].mean()
+        expected = F.cross_entropy(scores, targets) + 0.1 * z
+        self.check(found, expected, (x, weight), TOLERANCES[torch.float64])
+
+    def test_passes_opcheck(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            x, weight, targets, bias = make_loss(dtype)
+            for options in self.OPTIONS[:4]:
+                torch.library.opcheck(heed.linear_cross_entropy, (x, weight, targets),
+                                      {"bias": bias, **options})
+            torch.library.opcheck(heed.linear_cross_entropy, (x.detach(), weight, targets))
+            torch.library.opcheck(heed.linear_cross_entropy,
+                                  (x.detach(), weight.detach(), targets))
+
+    def test_compiles_to_the_same_numbers(self):
+        x, weight, targets, bias = make_loss()
+        for options in self.OPTIONS:
+            if options.get("ignore_index"):
+                continue
+
+            def loss(x, weight, bias):
+                return heed.linear_cross_entropy(x.sin(), weight, targets, bias=bias, **options)
+
+            self.check(compiled(loss)(x, weight, bias), loss(x, weight, bias), (x, weight, bias),
+                       TOLERANCES[torch.float32])
+
+    def test_autocast_converts_as_linear_does(self):
+        x, weight, targets, bias = make_loss()
+        with torch.autocast("cpu", torch.bfloat16):
+            found = heed.linear_cross_entropy(x, weight, targets, bias=bias)
+            expected = F.cross_entropy(F.linear(x, weight, bias), targets)
+        self.assertEqual(found.dtype, torch.float32)
+        self.check(found, expected, (x, weight, bias), TOLERANCES[torch.bfloat16])
+
+    def test_wanted_gradients(self):
+        x, weight, targets, bias = make_loss()
+        given = (torch.ones(()), x.detach(), weight.detach(), targets)
+        each = heed.linear_cross_entropy_backward(*given, bias=bias.detach())
+        for n in range(3):
+            found = heed.linear_cross_entropy_backward(
+                *given, bias=bias.detach(), wanted=[i == n for i in range(3)])
+            for i, (one, of_all) in enumerate(zip(found, each)):
+                self.assertTrue(one is None if i != n else torch.equal(one, of_all), i)
+
+    def test_meta_tensors_have_the_shapes_of_results(self):
+        x, weight, targets, _ = (tensor.detach().to("meta") for tensor in make_loss(torch.bfloat16))
+        for reduction, shape in (("mean", ()), ("none", (9,))):
+            found = heed.linear_cross_entropy(x, weight, targets, reduction=reduction)
+            self.assertEqual((found.shape, found.dtype), (shape, torch.float32))
+
+
 class Wrapped(torch.Tensor):
     """Holds a tensor, and notes which operators are called with it."""
 
@@ -692,6 +783,13 @@ class ErrorsTest(SeededTest):
                lambda: heed.rms_norm(x, torch.ones(8).double()))
         yield ("rms_norm: eps (-1) must be finite and at least 0",
                lambda: heed.rms_norm(x, torch.ones(8), eps=-1.0))
+        rows, weight, targets, _ = make_loss()
+        yield ("linear_cross_entropy: weight dim 1 (5) must equal x dim 1 (6); x [9, 6], weight "
+               "[11, 5]", lambda: heed.linear_cross_entropy(rows, weight[:, 1:], targets))
+        yield ("linear_cross_entropy: targets dtype (Float) must be Long",
+               lambda: heed.linear_cross_entropy(rows, weight, targets.float()))
+        yield ("linear_cross_entropy: reduction (max) must be mean, sum or none",
+               lambda: heed.linear_cross_entropy(rows, weight, targets, reduction="max"))
 
     def check_error(self, expected, call):
         with self.assertRaises(ValueError) as caught:
@@ -755,6 +853,13 @@ class ErrorsTest(SeededTest):
         self.check_error("rms_norm_backward: output_gradient must be Float [2, 4, 7, 8], as x; it "
                          "is Float [2, 4, 7, 7]", lambda: heed.rms_norm_backward(
                              query[..., :7], query, torch.ones(8)))
+
+    def test_of_targets(self):
+        rows, weight, targets, _ = make_loss()
+        targets[4] = 11
+        self.check_error("linear_cross_entropy: targets[4] (11) must be ignore_index (-100), or at "
+                         "least 0 and below V (11)",
+                         lambda: heed.linear_cross_entropy(rows, weight, targets))
 
     def test_the_second_pass_is_not_differentiable(self):
         query, key, value = make_inputs()

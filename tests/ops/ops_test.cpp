@@ -230,6 +230,25 @@ TEST(Operators, OfLayersRunOnEveryDevice) {
   }
 }
 
+TEST(Operators, OfTheLossRunOnEveryDevice) {
+  for (const auto device : devices()) {
+    const auto options = at::device(device).dtype(at::kFloat);
+    const auto x = at::linspace(-1, 1, 24, options).view({6, 4}).requires_grad_();
+    const auto weight = at::linspace(2, -1, 36, options).view({9, 4}).requires_grad_();
+    const auto targets = at::tensor({8, 0, -100, 3, 3, 1}, at::kLong).to(device);
+    const auto loss =
+        call("linear_cross_entropy",
+             {x, weight, targets, {}, {}, /*ignore_index=*/-100, /*label_smoothing=*/0.1})[0];
+    const auto expected =
+        at::cross_entropy_loss(x.matmul(weight.t()), targets, {}, at::Reduction::Mean, -100, 0.1);
+    EXPECT_TRUE(is_close(loss, expected, 1e-5));
+    const auto gradients = torch::autograd::grad({expected}, {x, weight});
+    const auto found = torch::autograd::grad({loss}, {x, weight});
+    EXPECT_TRUE(is_close(found[0], gradients[0], 1e-5));
+    EXPECT_TRUE(is_close(found[1], gradients[1], 1e-5));
+  }
+}
+
 TEST(Operators, RefuseWithHeedsErrors) {
   const auto heads = make_heads(at::kCPU);
   EXPECT_ERROR("attend: key rank (3) must equal 4; key [2, 7, 8]",

@@ -102,10 +102,10 @@ void append_tensors(std::vector<at::Tensor>& tensors, const Value& value) {
 /// @code
 /// heed::Decoder model(options);
 /// heed::distributed::DataParallel parallel(model, group);
-/// torch::optim::AdamW optimizer(model->parameters(), 1e-3);
+/// heed::FusedAdamW optimizer(model->parameters(), 1e-3);
 /// auto tokens = torch::randint(100, {4, 11});  // this process's share of the batch
-/// auto scores = parallel.forward(model, tokens.narrow(1, 0, 10));
-/// auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), tokens.narrow(1, 1, 10).flatten());
+/// auto loss = parallel.forward(
+///     [&] { return model->loss(tokens.narrow(1, 0, 10), tokens.narrow(1, 1, 10)); });
 /// loss.backward();  // averages the gradients over the processes
 /// optimizer.step();
 /// @endcode

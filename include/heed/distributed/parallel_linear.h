@@ -103,6 +103,8 @@ class HEED_API ColumnParallelLinearImpl : public ParallelLinearImpl {
 
   at::Tensor enter(const at::Tensor& x) const override;
   at::Tensor project(const at::Tensor& x) const override;
+  at::Tensor loss(const at::Tensor& x, const at::Tensor& targets,
+                  const LinearCrossEntropyOptions& loss_options) const override;
 
  private:
   bool gather_output_ = false;

@@ -24,8 +24,7 @@ struct HEED_API ParallelizeOptions {
 /// heed::Decoder model(options);
 /// heed::distributed::parallelize(*model, group);
 /// torch::optim::Adam optimizer(model->parameters(), 1e-3);
-/// auto scores = model->forward(tokens);  // [B, L, V / P]
-/// heed::distributed::vocab_parallel_cross_entropy(scores, targets, group).backward();
+/// model->loss(tokens, targets).backward();
 /// optimizer.step();
 /// @endcode
 ///

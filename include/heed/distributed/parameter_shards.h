@@ -29,9 +29,9 @@ HEED_API TensorShards shards_of(const torch::nn::Module& module);
 HEED_API at::Tensor gather_shards(const at::Tensor& part, const TensorShard& shard,
                                   const ProcessGroup& group);
 
-/// Like torch::nn::utils::clip_grad_norm_, for a module that `parallelize` has split among the
-/// processes of `group`: the norm is that of the gradients of the whole module, in which a
-/// parameter that stands twice counts once. All processes must call it. Returns the norm.
+/// Like heed::clip_grad_norm_, for a module that `parallelize` has split among the processes of
+/// `group`: the norm is that of the gradients of the whole module. All processes must call it.
+/// Returns the norm.
 ///
 /// @code
 /// heed::distributed::clip_grad_norm_(*model, /*max_norm=*/1.0, group);

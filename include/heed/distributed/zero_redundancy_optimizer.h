@@ -21,9 +21,9 @@ namespace heed::distributed {
 /// @code
 /// heed::distributed::DataParallel parallel(model, group);
 /// heed::distributed::ZeroRedundancyOptimizer optimizer(
-///     torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(1e-3)), group);
+///     heed::FusedAdamW(model->parameters(), torch::optim::AdamWOptions(1e-3)), group);
 /// parallel.forward([&] { return model->forward(x).square().mean(); }).backward();
-/// torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+/// heed::clip_grad_norm_(model->parameters(), 1.0);
 /// optimizer.step();
 /// @endcode
 ///

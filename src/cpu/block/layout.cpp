@@ -1,6 +1,6 @@
 #include "cpu/block/layout.h"
 
-#include <cmath>
+#include "core/random_state.h"
 
 // How a problem is split so that threads do about the same work:
 //
@@ -336,9 +336,7 @@ ScoreFormat BlockLayout::score_format(uint64_t dropout_key) const {
   format.through_softcap = true;
   format.dropout.key = dropout_key;
   format.dropout.first_key = problem_.place().first_key;
-  // A draw has 32 bits, so rounding changes the probability by at most 2^-33.
-  format.dropout.threshold = static_cast<uint32_t>(
-      std::min(std::llround(problem_.dropout * 0x1p32), static_cast<long long>(0xffffffffU)));
+  format.dropout.threshold = dropout_threshold(problem_.dropout);
   return format;
 }
 

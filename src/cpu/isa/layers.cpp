@@ -2,9 +2,10 @@
 
 #include "cpu/isa/functions.h"
 #include "cpu/isa/instruction_set.h"
+#include "cpu/isa/philox.h"
 
-// The layers around attention: rotary embedding, RMSNorm and SwiGLU. Each kernel passes over
-// memory once, where LibTorch's operators make several passes.
+// The layers around attention: rotary embedding, RMSNorm, SwiGLU, dropout and cross entropy. Each
+// kernel passes over memory once, where LibTorch's operators make several passes.
 //
 //   rotate, for each pair (x, y):   (x cos - y sin, y cos + x sin)
 //     half split:    x0 x1 .. y0 y1 ..          interleaved:    x0 y0 x1 y1 ..
@@ -14,6 +15,11 @@
 //               dweight += dy * x * inverse
 //   swiglu:   y = gate * s * up,   s = sigmoid(gate)
 //     backward: dgate = dy * up * s * (1 + gate * (1 - s));   dup = dy * gate * s
+//   drop_out, for each 64 elements:   y = word >= threshold ? x * scale : 0
+//   sum_scores, for a row:   m = max s,   sum of e^(s - m),   sum of w (s - m)
+//     s = softcap tanh(score / softcap)
+//   score_gradients:   dscore = ds * (1 - (s / softcap)^2),   f = factors
+//     ds = f.of_exponentials * e^(s - m) - f.of_weights * w - f.of_target, the last at the target
 //
 // See docs/kernels.md, "Layers".
 
@@ -26,6 +32,26 @@ inline Element* row_of(const Rows& rows, int64_t r) {
   return static_cast<Element*>(rows.data) + r * rows.row_stride;
 }
 
+/// The pairs in 16 bytes: heads of a small model have fewer pairs than a vector has lanes.
+template <typename T>
+constexpr int64_t kFewPairs = 16 / sizeof(T);
+
+/// Rotates kFewPairs pairs from pair i on.
+template <typename T>
+inline void rotate_few(const T* from, const RowAngles<T>& angles, int64_t i, T direction, T* to) {
+  typedef T Few __attribute__((vector_size(16)));
+  const auto load_few = [](const T* numbers) {
+    Few few;
+    __builtin_memcpy(&few, numbers, sizeof(few));
+    return few;
+  };
+  const Few first = load_few(from + i), second = load_few(from + angles.pairs + i);
+  const Few cos = load_few(angles.cos + i), sin = direction * load_few(angles.sin + i);
+  const Few turned[] = {first * cos - second * sin, second * cos + first * sin};
+  __builtin_memcpy(to + i, &turned[0], sizeof(Few));
+  __builtin_memcpy(to + angles.pairs + i, &turned[1], sizeof(Few));
+}
+
 template <typename T, typename Element>
 void rotate_half_split(const Element* from, const RowAngles<T>& angles, Element* to) {
   const auto pairs = angles.pairs;
@@ -36,6 +62,11 @@ void rotate_half_split(const Element* from, const RowAngles<T>& angles, Element*
     const auto cos = load(angles.cos + i), sin = direction * load(angles.sin + i);
     store(to + i, first * cos - second * sin);
     store(to + pairs + i, second * cos + first * sin);
+  }
+  if constexpr (kSame<T, Element>) {
+    for (; i + kFewPairs<T> <= pairs; i += kFewPairs<T>) {
+      rotate_few(from, angles, i, direction, to);
+    }
   }
   for (; i < pairs; ++i) {
     const T first = widen(from[i]), second = widen(from[pairs + i]);
@@ -191,6 +222,102 @@ void swiglu_backward_rows(const Rows& gates, const Rows& ups, const Rows& output
   }
 }
 
+template <typename T, typename Element>
+void drop_out_row(const Rows& row, const ElementDraws& draws, T scale, const Rows& to) {
+  constexpr int64_t kBlocksOfIndex = int64_t{1} << 28;  // their counters have 32 bits
+  const auto* from = row_of<const Element>(row, 0);
+  auto* y = row_of<Element>(to, 0);
+  uint32_t words[kDrawBlock];
+  for (int64_t first = 0; first < row.columns; first += kDrawBlock) {
+    const auto block = (draws.first + first) / kDrawBlock;
+    draw_words(draws.key, /*head=*/0, static_cast<uint32_t>(block / kBlocksOfIndex),
+               block % kBlocksOfIndex, 1, words);
+    const auto left = row.columns - first, count = left < kDrawBlock ? left : kDrawBlock;
+    int64_t i = 0;
+    for (; i + kLanes<T> <= count; i += kLanes<T>) {
+      store(y + first + i, kept(words + i, draws.threshold, load(from + first + i) * scale));
+    }
+    for (; i < count; ++i) {
+      const T x = widen(from[first + i]) * scale;
+      narrow(words[i] >= draws.threshold ? x : T{}, y + first + i);
+    }
+  }
+}
+
+template <typename T>
+inline Vec<T> capped(Vec<T> score, T softcap) {
+  return softcap == 0 ? score : tanh(score / softcap) * softcap;
+}
+
+template <typename T, typename Element>
+inline Vec<T> in_all_lanes(const Element* from) {
+  return broadcast(T{widen(*from)});
+}
+
+/// The largest element of a row; NaN is ignored.
+template <typename T, typename Element>
+inline T largest_of(const Element* row, int64_t columns) {
+  auto lanes = broadcast(-static_cast<T>(__builtin_inf()));
+  int64_t i = 0;
+  for (; i + kLanes<T> <= columns; i += kLanes<T>) lanes = larger<T>(lanes, load(row + i));
+  for (; i < columns; ++i) lanes = larger<T>(lanes, in_all_lanes<T>(row + i));
+  return reduce<T>(lanes, [](Vec<T> a, Vec<T> b) { return larger<T>(a, b); });
+}
+
+template <typename T, typename Element>
+ScoreSums<T> sums_of_row(const Element* row, int64_t columns, const ScoredClasses<T>& classes,
+                         int64_t target) {
+  const T cap = classes.softcap;
+  const auto capped_one = [cap](T score) { return T{capped<T>(broadcast(score), cap)[0]}; };
+  ScoreSums<T> sums = {};
+  const T m = sums.largest = capped_one(largest_of<T>(row, columns));
+  sums.exponentials = sum_over<T>(
+      columns, [&](int64_t i) { return exp(capped<T>(load(row + i), cap) - m); },
+      [&](int64_t i) { return exp(capped<T>(in_all_lanes<T>(row + i), cap) - m)[0]; });
+  sums.target = capped_one(T{widen(row[target])});
+  if (!classes.weighted) return sums;
+  const auto* weight = classes.weight;
+  sums.weighted = sum_over<T>(
+      columns,
+      [&](int64_t i) {
+        const Vec<T> below = capped<T>(load(row + i), cap) - m;
+        return weight == nullptr ? below : below * load(weight + i);
+      },
+      [&](int64_t i) {
+        const T below = capped<T>(in_all_lanes<T>(row + i), cap)[0] - m;
+        return weight == nullptr ? below : below * weight[i];
+      });
+  return sums;
+}
+
+template <typename T, typename Element>
+void gradients_of_row(Element* row, int64_t columns, const ScoredClasses<T>& classes,
+                      int64_t target, T largest, const ScoreFactors<T>& factors) {
+  const T cap = classes.softcap;
+  const auto* weight = factors.of_weights == 0 ? nullptr : classes.weight;
+  const auto gradient = [&](Vec<T> score, Vec<T> subtracted) {
+    if (cap == 0) return exp(score - largest) * factors.of_exponentials - subtracted;
+    const Vec<T> share = tanh(score / cap);
+    return (exp(share * cap - largest) * factors.of_exponentials - subtracted) *
+           (1 - share * share);
+  };
+  const auto gradient_of_one = [&](int64_t i, T subtracted) {
+    return T{gradient(in_all_lanes<T>(row + i), broadcast(subtracted))[0]};
+  };
+  const auto of_weight = [&](int64_t i) {
+    return factors.of_weights * (weight == nullptr ? 1 : weight[i]);
+  };
+  const T of_target = gradient_of_one(target, of_weight(target) + factors.of_target);
+  int64_t i = 0;
+  for (; i + kLanes<T> <= columns; i += kLanes<T>) {
+    const Vec<T> subtracted =
+        weight == nullptr ? broadcast(factors.of_weights) : load(weight + i) * factors.of_weights;
+    store(row + i, gradient(load(row + i), subtracted));
+  }
+  for (; i < columns; ++i) narrow(gradient_of_one(i, of_weight(i)), row + i);
+  narrow(of_target, row + target);
+}
+
 template <typename T>
 void rotate(const Rows& from, const RowAngles<T>& angles, const Rows& to) {
   with_element_of<T>(from.type,
@@ -241,8 +368,34 @@ void swiglu_backward(const Rows& gate, const Rows& up, const Rows& output_gradie
 }
 
 template <typename T>
-constexpr LayerKernelsOf<T> kKernels = {rotate<T>, rms_norm<T>, rms_norm_backward<T>, swiglu<T>,
-                                        swiglu_backward<T>};
+void drop_out(const Rows& from, const ElementDraws& draws, double scale, const Rows& to) {
+  with_element_of<T>(from.type, [&](auto element) {
+    drop_out_row<T, decltype(element)>(from, draws, static_cast<T>(scale), to);
+  });
+}
+
+template <typename T>
+ScoreSums<T> sum_scores(const Rows& scores, const ScoredClasses<T>& classes, int64_t target) {
+  ScoreSums<T> sums = {};
+  with_element_of<T>(scores.type, [&](auto element) {
+    sums = sums_of_row<T>(row_of<decltype(element)>(scores, 0), scores.columns, classes, target);
+  });
+  return sums;
+}
+
+template <typename T>
+void score_gradients(const Rows& scores, const ScoredClasses<T>& classes, int64_t target, T largest,
+                     const ScoreFactors<T>& factors) {
+  with_element_of<T>(scores.type, [&](auto element) {
+    gradients_of_row<T>(row_of<decltype(element)>(scores, 0), scores.columns, classes, target,
+                        largest, factors);
+  });
+}
+
+template <typename T>
+constexpr LayerKernelsOf<T> kKernels = {rotate<T>,     rms_norm<T>,        rms_norm_backward<T>,
+                                        swiglu<T>,     swiglu_backward<T>, drop_out<T>,
+                                        sum_scores<T>, score_gradients<T>};
 
 }  // namespace
 

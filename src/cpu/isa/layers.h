@@ -23,6 +23,38 @@ struct RmsScale {
   T eps;
 };
 
+/// Counter-based dropout (philox.h) of elements. The random number of an element depends only on
+/// `key` and on its place.
+struct ElementDraws {
+  uint64_t key;
+  int64_t first;       ///< the place of the first element, a multiple of 64
+  uint32_t threshold;  ///< an element is dropped if its 32-bit random number is less
+};
+
+/// The classes whose scores are rows: s = softcap tanh(score / softcap), or s = score if softcap is
+/// 0.
+template <typename T>
+struct ScoredClasses {
+  const T* weight;  ///< w [columns]; null: all are 1
+  T softcap;
+  bool weighted;  ///< whether ScoreSums::weighted is wanted
+};
+
+/// Sums over a row of scores, with m, the largest s.
+template <typename T>
+struct ScoreSums {
+  T largest;       ///< m
+  T exponentials;  ///< the sum of e^(s - m)
+  T weighted;      ///< the sum of w (s - m); 0 if it is not wanted
+  T target;        ///< the s of the row's target
+};
+
+/// Factors of the gradient of a row of scores.
+template <typename T>
+struct ScoreFactors {
+  T of_exponentials, of_weights, of_target;
+};
+
 /// In the kernels below, the elements of a row are contiguous. Numbers are computed in `T`: double
 /// for rows of double, else float.
 template <typename T>
@@ -39,6 +71,13 @@ struct LayerKernelsOf {
   /// The gradients of gate and up.
   void (*swiglu_backward)(const Rows& gate, const Rows& up, const Rows& output_gradient,
                           const Rows& gate_gradient, const Rows& up_gradient);
+  /// to = from * scale where an element is kept, else 0. Both are one row.
+  void (*drop_out)(const Rows& from, const ElementDraws& draws, double scale, const Rows& to);
+  /// The sums of one row, `scores`, whose target is a column.
+  ScoreSums<T> (*sum_scores)(const Rows& scores, const ScoredClasses<T>& classes, int64_t target);
+  /// Replaces one row of scores, whose largest s is `largest`, by the gradient of its loss.
+  void (*score_gradients)(const Rows& scores, const ScoredClasses<T>& classes, int64_t target,
+                          T largest, const ScoreFactors<T>& factors);
 };
 
 struct LayerKernels {

@@ -11,6 +11,7 @@
 ///
 ///   counter (16 (j / 64) + j % 16, i, b H + h, 0), Philox key: `key` of the call
 ///   word    j % 64 / 16 of the 4 results
+/// and element n of a tensor (drop_out) takes those of j = n % 2^34, i = n / 2^34, head 0.
 ///
 ///   j % 64               0 .. 15    16 .. 31   32 .. 47   48 .. 63
 ///   word                 0          1          2          3
@@ -67,5 +68,19 @@ inline void draw_words(uint64_t key, uint32_t head, uint32_t index, int64_t bloc
     }
   }
 }
+
+/// x in lanes whose words are at least `threshold`, 0 in those that are dropped.
+/// @{
+inline Vec<float> kept(const uint32_t* words, uint32_t threshold, Vec<float> x) {
+  return load(words) >= threshold ? x : Vec<float>{};
+}
+inline Vec<double> kept(const uint32_t* words, uint32_t threshold, Vec<double> x) {
+  typedef uint32_t Words __attribute__((vector_size(kVectorBytes / 2)));
+  Words of_lanes;
+  __builtin_memcpy(&of_lanes, words, sizeof(of_lanes));
+  return __builtin_convertvector(of_lanes, Vec<uint64_t>) >= uint64_t{threshold} ? x
+                                                                                 : Vec<double>{};
+}
+/// @}
 
 }  // namespace heed::detail::HEED_ISA

@@ -47,14 +47,10 @@ class RowDraws {
 
   /// x in lanes whose weights are kept, 0 in those whose weights are dropped.
   Vec<float> kept(int64_t column, Vec<float> x) const {
-    return load(of_column_ + column) >= threshold_ ? x : Vec<float>{};
+    return HEED_ISA::kept(of_column_ + column, threshold_, x);
   }
   Vec<double> kept(int64_t column, Vec<double> x) const {
-    typedef uint32_t Words __attribute__((vector_size(kVectorBytes / 2)));
-    Words words;
-    __builtin_memcpy(&words, of_column_ + column, sizeof(words));
-    return __builtin_convertvector(words, Vec<uint64_t>) >= uint64_t{threshold_} ? x
-                                                                                 : Vec<double>{};
+    return HEED_ISA::kept(of_column_ + column, threshold_, x);
   }
 
  private:

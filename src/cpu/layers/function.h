@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace heed::detail {
@@ -9,5 +10,11 @@ namespace heed::detail {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 /// @}
+
+/// Whether autograd records a layer with these inputs, of which any may be undefined.
+template <typename... Tensors>
+bool is_recorded(const Tensors&... inputs) {
+  return at::GradMode::is_enabled() && ((inputs.defined() && inputs.requires_grad()) || ...);
+}
 
 }  // namespace heed::detail

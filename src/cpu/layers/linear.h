@@ -11,17 +11,20 @@ struct LinearParameters {
   at::Tensor weight, bias;
 };
 
-// Both functions return input weight^T + bias [.., N] for each layer, for one input [.., K], and
-// compute all layers in one parallel region. Tensors are on the CPU, not empty, and of one dtype.
+// The first two functions return input weight^T + bias [.., N] for each layer, for one input
+// [.., K], and compute all layers in one parallel region. Tensors are on the CPU, not empty, and of
+// one dtype.
 
 /// For 1 to 8 rows of float32, bfloat16 or float16. The rows of each weight are contiguous; they
 /// are read once, at the speed of memory.
 std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
                                            const std::vector<LinearParameters>& layers);
 
-/// For products of float32 so small that calling operators would take much of the time.
-/// The rows or the columns of each weight are contiguous.
-std::vector<at::Tensor> small_linear(const at::Tensor& input,
-                                     const std::vector<LinearParameters>& layers);
+/// For float32. The rows or the columns of each weight are contiguous.
+std::vector<at::Tensor> linear_in_blocks(const at::Tensor& input,
+                                         const std::vector<LinearParameters>& layers);
+
+/// sum [.., N], contiguous, += input weight^T, for tensors as above.
+void add_linear_in_blocks(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& sum);
 
 }  // namespace heed::detail

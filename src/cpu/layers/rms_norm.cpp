@@ -107,7 +107,12 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
     context->save_for_backward({x, weight});
     context->saved_data["eps"] = eps;
     context->saved_data["offset"] = offset;
-    return normalize(x, {weight, offset, eps});
+    auto result = normalize(x, {weight, offset, eps});
+    const auto again = [eps, offset](const variable_list& sources) {
+      return rms_norm(sources[0], sources[1], eps, offset);
+    };
+    keep_recipe(context, again, {x, weight}, result);
+    return result;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -139,10 +144,14 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, d
   }
   const auto dense = x.contiguous();
   const auto dense_weight = weight.contiguous();
-  if (!(at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad()))) {
+  if (!is_recorded(x, weight)) {
     return normalize(dense, {dense_weight, offset, eps});
   }
   return RmsNorm::apply(dense, dense_weight, eps, offset);
+}
+
+c10::intrusive_ptr<Recipe> rms_norm_recipe(const at::Tensor& output) {
+  return recipe_of<RmsNorm>(output);
 }
 
 RmsNormGradients rms_norm_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "core/dtypes.h"
+#include "cpu/layers/recipe.h"
 
 namespace heed::detail {
 
@@ -15,6 +16,9 @@ inline bool norm_takes(at::ScalarType input, at::ScalarType parameters) {
 /// x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension [D], in the dtype of x,
 /// for dtypes that `norm_takes`; on the CPU in one pass.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset = 0.0);
+
+/// The recipe of an output of `rms_norm`; null if the tensor is none, or if no kernel computed it.
+c10::intrusive_ptr<Recipe> rms_norm_recipe(const at::Tensor& output);
 
 struct RmsNormGradients {
   at::Tensor x, weight;

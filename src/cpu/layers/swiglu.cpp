@@ -1,19 +1,13 @@
 #include "cpu/layers/swiglu.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
-#include <algorithm>
-
-#include "core/ceil_div.h"
 #include "core/direct.h"
 #include "core/dtypes.h"
 #include "cpu/layers/function.h"
 #include "cpu/layers/tasks.h"
-#include "cpu/tensor_rows.h"
 
 // SwiGLU, silu(gate) * up, with s = sigmoid(gate), in one pass over memory:
 //
@@ -24,36 +18,17 @@
 //     gradient of gate = dy * up * s * (1 + gate * (1 - s))
 //     gradient of up   = dy * gate * s
 //
-// The backward pass computes s again instead of storing it, so a layer keeps two hidden tensors
-// rather than three. docs/kernels.md, Layers.
+// The backward pass computes s again instead of storing it, and a product that follows computes y
+// again by its recipe, so a layer keeps two hidden tensors rather than four. docs/kernels.md,
+// Layers.
 
 namespace heed::detail {
 
 namespace {
 
-/// Cuts contiguous tensors of one size, such as `like`, into blocks, and calls run(kernels,
-/// elements) for each block in parallel: elements(tensor) is that block of `tensor`, as one row.
-template <typename Run>
-void for_blocks(const at::Tensor& like, const Run& run) {
-  constexpr int64_t kBlock = 1 << 12;  // elements; fixed, so that threads do not change vectors
-  const auto count = like.numel();
-  with_layer_kernels(like.scalar_type(), [&](const auto& kernels) {
-    at::parallel_for(0, ceil_div(count, kBlock), rows_per_task(kBlock),
-                     [&](int64_t begin, int64_t end) {
-                       const auto first = begin * kBlock, last = std::min(count, end * kBlock);
-                       run(kernels, [&](const at::Tensor& tensor) {
-                         auto block = rows_at(tensor, first, 1, 0);
-                         block.columns = last - first;
-                         block.column_stride = 1;
-                         return block;
-                       });
-                     });
-  });
-}
-
 at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
   auto result = empty_as(gate);
-  for_blocks(gate, [&](const auto& kernels, const auto& elements) {
+  for_blocks(gate, [&](const auto& kernels, int64_t /*first*/, const auto& elements) {
     kernels.swiglu(elements(gate), elements(up), elements(result));
   });
   return result;
@@ -62,7 +37,7 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
 variable_list gradients_of(const at::Tensor& gate, const at::Tensor& up,
                            const at::Tensor& output_gradient) {
   auto of_gate = empty_as(gate), of_up = empty_as(up);
-  for_blocks(gate, [&](const auto& kernels, const auto& elements) {
+  for_blocks(gate, [&](const auto& kernels, int64_t /*first*/, const auto& elements) {
     kernels.swiglu_backward(elements(gate), elements(up), elements(output_gradient),
                             elements(of_gate), elements(of_up));
   });
@@ -84,7 +59,10 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& gate,
                             const at::Tensor& up) {
     context->save_for_backward({gate, up});
-    return gated(gate, up);
+    auto result = gated(gate, up);
+    const auto again = [](const variable_list& sources) { return swiglu(sources[0], sources[1]); };
+    keep_recipe(context, again, {gate, up}, result);
+    return result;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -104,8 +82,11 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
                       is_attention_dtype(gate.scalar_type());
   if (!kernel) return at::silu(gate) * up;
   const auto dense_gate = gate.contiguous(), dense_up = up.contiguous();
-  const bool records = at::GradMode::is_enabled() && (gate.requires_grad() || up.requires_grad());
-  return records ? SwiGlu::apply(dense_gate, dense_up) : gated(dense_gate, dense_up);
+  return is_recorded(gate, up) ? SwiGlu::apply(dense_gate, dense_up) : gated(dense_gate, dense_up);
+}
+
+c10::intrusive_ptr<Recipe> swiglu_recipe(const at::Tensor& output) {
+  return recipe_of<SwiGlu>(output);
 }
 
 }  // namespace heed::detail

@@ -1,13 +1,13 @@
 #include <heed/residual_attention.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/dropout.h>
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "cpu/layers/layer_norm.h"
 #include "modules/attentions/sources.h"
 #include "modules/caches/caches.h"
-#include "modules/layers/layer_norm.h"
+#include "modules/layers/drop_out.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 
@@ -62,7 +62,7 @@ detail::Sources ResidualAttentionImpl::sources(const detail::Sources& inputs,
 
 at::Tensor ResidualAttentionImpl::residual(const at::Tensor& query,
                                            const at::Tensor& attended) const {
-  const auto dropped = at::dropout(attended, options.dropout(), is_training());
+  const auto dropped = detail::drop_out(attended, options.dropout(), is_training());
   if (options.norm_first()) return query + dropped;
   return normalize(layer_norm, query + dropped);
 }

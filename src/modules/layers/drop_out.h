@@ -1,12 +1,12 @@
 #pragma once
 
-#include <ATen/ops/dropout.h>
+#include "cpu/layers/drop_out.h"
 
 namespace heed::detail {
 
 /// Applies dropout to a layer's output. Returns x itself if there is none.
 inline at::Tensor drop_out(const at::Tensor& x, double probability, bool training) {
-  return training && probability > 0.0 ? at::dropout(x, probability, training) : x;
+  return training && probability > 0.0 ? drop_elements(x, probability) : x;
 }
 
 }  // namespace heed::detail

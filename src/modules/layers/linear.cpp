@@ -19,6 +19,7 @@
 #include "cpu/capability.h"
 #include "cpu/layers/dense.h"
 #include "cpu/layers/function.h"
+#include "cpu/layers/recipes.h"
 
 namespace heed::detail {
 
@@ -70,6 +71,12 @@ bool are_plain(const at::Tensor& input, const at::Tensor& weight, const at::Tens
          (!bias.defined() || (is_plain(bias) && bias.scalar_type() == dtype));
 }
 
+/// Whether a product of these tensors, also LibTorch's, can be recorded here.
+bool can_record(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  return calls_reach_kernels() && !at::autocast::is_autocast_enabled(at::kCPU) &&
+         are_plain(input, weight, bias) && shapes_fit(input, weight, bias);
+}
+
 // The next three functions choose a product. Their measurements are in docs/kernels.md,
 // "Projections".
 
@@ -82,12 +89,20 @@ bool few_rows_are_faster(const at::Tensor& input, const at::Tensor& weight) {
          weight.stride(1) == 1;
 }
 
-bool small_is_faster(const at::Tensor& input, const at::Tensor& weight) {
-  constexpr int64_t kElements = 1 << 18;      // larger weights do not stay in the cache
-  constexpr int64_t kMultiplyAdds = 1 << 25;  // with more, oneDNN's product is faster
-  return input.scalar_type() == at::kFloat && instruction_set().vector_bytes >= 64 &&
-         weight.numel() <= kElements && input.numel() <= kMultiplyAdds / weight.size(0) &&
-         (weight.stride(1) == 1 || weight.stride(0) == 1);
+/// Whether columns of both operands are contiguous, as in the gradient of a weight.
+bool are_by_columns(const at::Tensor& input, const at::Tensor& weight) {
+  return input.dim() == 2 && input.stride(0) == 1 && weight.stride(0) == 1;
+}
+
+bool blocks_are_faster(const at::Tensor& input, const at::Tensor& weight) {
+  constexpr int64_t kWeight = 1 << 18;  // elements that stay in a core's cache
+  constexpr int64_t kOutput = 1 << 21;  // elements that are read again for each 256 of the depth
+  constexpr int64_t kDepth = 512;
+  if (input.scalar_type() != at::kFloat || instruction_set().vector_bytes < 64) return false;
+  if (are_by_columns(input, weight)) {
+    return weight.size(1) <= kDepth || input.size(0) <= kOutput / weight.size(0);
+  }
+  return weight.numel() <= kWeight && (weight.stride(1) == 1 || weight.stride(0) == 1);
 }
 
 bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
@@ -103,17 +118,39 @@ bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
          (weight.is_contiguous() || (weight.t().is_contiguous() && input.is_contiguous()));
 }
 
-/// Computes the layers by `product`, which is not at::linear, without autograd.
+/// Computes the layers by `product`, without autograd.
 std::vector<at::Tensor> multiply(LinearProduct product, const at::Tensor& input,
                                  const std::vector<LinearParameters>& layers) {
   if (product == LinearProduct::few_rows) return linear_of_few_rows(input, layers);
-  if (product == LinearProduct::small) return small_linear(input, layers);
-  return c10::fmap(layers, [&](const auto& layer) { return multiply_pointwise(input, layer); });
+  if (product == LinearProduct::in_blocks) return linear_in_blocks(input, layers);
+  return c10::fmap(layers, [&](const auto& layer) {
+    return product == LinearProduct::pointwise ? multiply_pointwise(input, layer)
+                                               : at::linear(input, layer.weight, layer.bias);
+  });
 }
 
-bool has_history(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
-  return at::GradMode::is_enabled() && (input.requires_grad() || weight.requires_grad() ||
-                                        (bias.defined() && bias.requires_grad()));
+/// The tensors that a node keeps of its input: the input, or what its recipe needs, which is kept
+/// anyway.
+variable_list kept_of_input(AutogradContext* context, const at::Tensor& input) {
+  const auto recipe = find_recipe(input);
+  auto sources = recipe ? recipe->sources_of(input) : variable_list();
+  if (sources.empty()) return {input};
+  context->saved_data["input_recipe"] = c10::IValue::make_capsule(recipe);
+  return sources;
+}
+
+/// The input, from what kept_of_input has kept. If autograd records, it has its history, as an
+/// input that was kept would.
+at::Tensor input_of(AutogradContext* context, const variable_list& kept) {
+  const auto found = context->saved_data.find("input_recipe");
+  if (found == context->saved_data.end()) return kept[0];
+  const auto capsule = found->second.toCapsule();
+  auto input = static_cast<const Recipe&>(*capsule).compute(kept);
+  if (at::GradMode::is_enabled()) {
+    const auto edge = torch::autograd::get_current_node()->next_edge(0);
+    torch::autograd::impl::set_gradient_edge(input, edge);
+  }
+  return input;
 }
 
 /// The gradient of the common input of layers: the sum of gradient W over the layers. `gradients`
@@ -142,10 +179,14 @@ struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
                                at::TensorList parameters, LinearProduct product,
                                const std::vector<LinearParameters>* layers) {
     const auto weights = parameters.slice(0, layers->size());
+    variable_list saved(layers->size());
+    if (input.requires_grad()) std::copy(weights.begin(), weights.end(), saved.begin());
     const bool of_weights = std::any_of(weights.begin(), weights.end(),
                                         [](const auto& weight) { return weight.requires_grad(); });
-    variable_list saved = {of_weights ? input : at::Tensor()};
-    if (input.requires_grad()) saved.insert(saved.end(), weights.begin(), weights.end());
+    if (of_weights) {
+      const auto kept = kept_of_input(context, input);
+      saved.insert(saved.end(), kept.begin(), kept.end());
+    }
     context->save_for_backward(std::move(saved));
     std::vector<int64_t> with_bias;
     for (size_t i = 0; i < layers->size(); ++i) {
@@ -158,17 +199,21 @@ struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
-    const auto& input = saved[0];
     const auto with_bias = context->saved_data["with_bias"].toIntVector();
     const auto layers = gradients.size();
     variable_list result(1 + layers + with_bias.size() + 2);
-    if (context->needs_input_grad(0)) result[0] = input_gradient(gradients, saved.data() + 1);
+    if (context->needs_input_grad(0)) result[0] = input_gradient(gradients, saved.data());
     const auto rows = [](const at::Tensor& tensor) {
       return tensor.reshape({-1, tensor.size(-1)});
     };
+    at::Tensor input;  // rows of it, when a weight's gradient needs them
     for (size_t i = 0; i < layers; ++i) {
       if (!gradients[i].defined() || !context->needs_input_grad(1 + i)) continue;
-      result[1 + i] = detail::linear(rows(gradients[i]).t(), rows(input).t());
+      if (!input.defined()) {
+        input =
+            rows(input_of(context, {saved.begin() + static_cast<int64_t>(layers), saved.end()}));
+      }
+      result[1 + i] = detail::linear(rows(gradients[i]).t(), input.t());
     }
     for (size_t i = 0; i < with_bias.size(); ++i) {
       const auto& gradient = gradients[static_cast<size_t>(with_bias[i])];
@@ -192,33 +237,43 @@ std::vector<at::Tensor> record(LinearProduct product, const at::Tensor& input,
 
 LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
                              const at::Tensor& bias) {
-  const bool kernels_take = blas_properties().foreign_mkl && calls_reach_kernels() &&
-                            !at::autocast::is_autocast_enabled(at::kCPU) &&
-                            are_plain(input, weight, bias) && shapes_fit(input, weight, bias);
-  if (!kernels_take) return LinearProduct::libtorch;
+  if (!blas_properties().foreign_mkl || !can_record(input, weight, bias)) {
+    return LinearProduct::libtorch;
+  }
   if (few_rows_are_faster(input, weight)) return LinearProduct::few_rows;
-  if (small_is_faster(input, weight)) return LinearProduct::small;
+  if (blocks_are_faster(input, weight)) return LinearProduct::in_blocks;
   if (pointwise_is_faster(input, weight)) return LinearProduct::pointwise;
   return LinearProduct::libtorch;
 }
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   const auto product = linear_product(input, weight, bias);
-  if (product == LinearProduct::libtorch) return at::linear(input, weight, bias);
-  const bool records = has_history(input, weight, bias);
+  const bool records = is_recorded(input, weight, bias);
+  if (product == LinearProduct::libtorch) {
+    // at::linear would keep an input that has a recipe.
+    const bool keeps_less = records && can_record(input, weight, bias) && find_recipe(input);
+    if (!keeps_less) return at::linear(input, weight, bias);
+  }
   const std::vector<LinearParameters> layer = {{weight, bias}};
   return (records ? record(product, input, layer) : multiply(product, input, layer)).front();
+}
+
+void add_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& sum) {
+  if (linear_product(input, weight, {}) == LinearProduct::in_blocks) {
+    return add_linear_in_blocks(input, weight, sum);
+  }
+  sum.addmm_(input, weight.t());
 }
 
 std::vector<at::Tensor> linear_together(const at::Tensor& input,
                                         const std::vector<LinearParameters>& layers) {
   const auto& [weight, bias] = layers.front();
   const auto product = linear_product(input, weight, bias);
-  const bool records = has_history(input, weight, bias);
+  const bool records = is_recorded(input, weight, bias);
   const bool in_one = product != LinearProduct::libtorch &&
                       std::all_of(layers.begin() + 1, layers.end(), [&](const auto& layer) {
                         return linear_product(input, layer.weight, layer.bias) == product &&
-                               has_history(input, layer.weight, layer.bias) == records;
+                               is_recorded(input, layer.weight, layer.bias) == records;
                       });
   if (in_one) return records ? record(product, input, layers) : multiply(product, input, layers);
   return c10::fmap(

@@ -19,7 +19,7 @@ enum class LinearProduct {
   libtorch,   ///< at::linear
   pointwise,  ///< oneDNN's product: the operator mkldnn::_linear_pointwise
   few_rows,   ///< heed's kernel for up to 8 rows
-  small,      ///< heed's kernel for little work
+  in_blocks,  ///< heed's product in blocks
 };
 
 /// Returns the product that `linear` chooses for these tensors on this processor, by the rules in
@@ -31,6 +31,9 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
 /// undefined.
 HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias = {});
+
+/// sum [.., N], contiguous, += input weight^T, without autograd.
+void add_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& sum);
 
 /// Computes `linear` for several layers with the same input. If all of them choose the same
 /// product, they are computed together, and the gradient of the input is one sum.

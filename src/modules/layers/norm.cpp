@@ -3,8 +3,8 @@
 #include <torch/nn/init.h>
 
 #include "core/checks.h"
+#include "cpu/layers/layer_norm.h"
 #include "cpu/layers/rms_norm.h"
-#include "modules/layers/layer_norm.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"

@@ -27,8 +27,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/random_state.h"
 #include "cpu/isa/matrix.h"
 #include "cpu/isa/scores.h"
+#include "cpu/layers/drop_out.h"
 #include "cpu/layers/rms_norm.h"
 #include "cpu/layers/rotate.h"
 #include "cpu/layers/swiglu.h"
@@ -100,8 +102,9 @@ TEST_P(Kernels, RotatePairs) {
   for (const auto dtype : kElementTypes) {
     const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
     for (const auto pairing : {RotaryPairing::half_split, RotaryPairing::interleaved}) {
-      for (const int64_t batch : {1, 2}) {
-        const auto angle = uniform({batch, 1, 5, 19}, precise) * 3;
+      // Pairs for whole vectors, for 16 bytes, and for neither.
+      for (const auto& [batch, pairs] : {std::pair<int64_t, int64_t>(1, 19), {2, 19}, {1, 14}}) {
+        const auto angle = uniform({batch, 1, 5, pairs}, precise) * 3;
         const RotaryAngles angles{angle.cos(), angle.sin()};
         const bool interleaved = pairing == RotaryPairing::interleaved;
         const auto x = uniform({2, 5, 3, 41}, dtype).transpose(1, 2).requires_grad_();
@@ -241,6 +244,38 @@ TEST_P(Kernels, DrawPhilox) {
     const auto counter = (5 + key / 64) * 16 + key % 16;
     const auto expected = philox({counter, kIndex, kHead, 0}, {0x89abcdef, 0x01234567});
     ASSERT_EQ(words[key], expected[key % 64 / 16]) << key;
+  }
+}
+
+/// Elements in any layout that fill no whole vectors and draw blocks, enough of them for several
+/// tasks, and their gradients: dropped by the words of the call's key.
+TEST_P(Kernels, DropElements) {
+  constexpr double kProbability = 0.3;
+  for (const auto dtype : kElementTypes) {
+    torch::manual_seed(moved(11));
+    const auto x = uniform({37, 5, 301}, dtype).transpose(0, 1).requires_grad_();
+    const auto direction = uniform({301, 37, 5}, dtype).permute({2, 1, 0}).requires_grad_();
+    const auto blocks = x.numel() / 64 + 1;
+    const auto words = at::empty({blocks * 64}, at::kInt);
+    torch::manual_seed(moved(12));
+    detail::instruction_set().scores.draw(detail::draw_dropout_key(kProbability), 0, 0, 0, blocks,
+                                          static_cast<uint32_t*>(words.data_ptr()));
+    const auto numbers =
+        words.narrow(0, 0, x.numel()).view(x.sizes()).to(at::kLong) & int64_t{0xffffffff};
+    const auto kept = numbers >= static_cast<int64_t>(detail::dropout_threshold(kProbability));
+    EXPECT_NEAR(kept.to(at::kDouble).mean().item<double>(), 1 - kProbability, 0.01);
+    const auto dropped = [&](const at::Tensor& tensor) {
+      const auto precise = tensor.detach().to(dtype == at::kDouble ? at::kDouble : at::kFloat);
+      return (precise * (1 / (1 - kProbability))).to(dtype).masked_fill(~kept, 0.0);
+    };
+    torch::manual_seed(moved(12));
+    const auto y = detail::drop_elements(x, kProbability);
+    EXPECT_TRUE(y.equal(dropped(x))) << dtype;
+    const auto gradient = torch::autograd::grad({y}, {x}, {direction}, /*retain_graph=*/true,
+                                                /*create_graph=*/true)[0];
+    EXPECT_TRUE(gradient.equal(dropped(direction))) << dtype;
+    EXPECT_TRUE(torch::autograd::grad({gradient}, {direction}, {x.detach()})[0].equal(dropped(x)))
+        << dtype;
   }
 }
 

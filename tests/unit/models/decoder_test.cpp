@@ -2,11 +2,17 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
+#include <heed/autocast.h>
+#include <heed/checkpoint.h>
 #include <heed/decoder.h>
+#include <heed/linear_cross_entropy.h>
 #include <heed/transformer.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/adamw.h>
@@ -18,8 +24,10 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/capability.h"
 #include "support/expect.h"
 #include "support/inputs.h"
+#include "support/memory.h"
 #include "support/modules.h"
 #include "support/seeds.h"
 #include "support/transformers.h"
@@ -168,6 +176,103 @@ TEST(Decoder, ScoresByItsEmbeddingWhereTheHeadIsTied) {
   }
 }
 
+std::vector<at::Tensor> with_gradients(const at::Tensor& loss, const Decoder& model) {
+  auto found = torch::autograd::grad({loss}, model->parameters());
+  found.push_back(loss.detach());
+  return found;
+}
+
+TEST(Decoder, HasTheLossOfItsScores) {
+  torch::manual_seed(moved(41));
+  const auto text = random_tokens({B, L + 1});
+  const auto tokens = text.slice(1, 0, -1), targets = text.slice(1, 1).clone();
+  targets[0][3] = -100;
+  for (const bool tied : {true, false}) {
+    for (const bool capped : {false, true}) {
+      for (const bool checkpointing : {false, true}) {
+        auto options = DecoderOptions(V, llama_options(E, H, G), 2).tied_head(tied);
+        if (capped) options.softcap(2.0);
+        options.stack().checkpointing(checkpointing);
+        Decoder model(options);
+        const auto inputs = TransformerInputs().documents(at::arange(L).floor_divide(5));
+        const auto scores = [&] { return model->forward(tokens, inputs).flatten(0, 1); };
+        const auto expected = at::cross_entropy_loss(scores(), targets.flatten());
+        EXPECT_TRUE(are_close(with_gradients(model->loss(tokens, targets, inputs), model),
+                              with_gradients(expected, model), 1e-5));
+        const auto none = LinearCrossEntropyOptions().reduction(LossReduction::none);
+        const auto each = model->loss(tokens, targets, inputs, none);
+        EXPECT_EQ(each.sizes(), targets.sizes());
+        EXPECT_TRUE(is_close(
+            each.flatten(),
+            at::cross_entropy_loss(scores(), targets.flatten(), {}, at::Reduction::None), 1e-5));
+        const auto smooth = LinearCrossEntropyOptions().label_smoothing(0.1);
+        EXPECT_TRUE(is_close(
+            model->loss(tokens, targets, inputs, smooth),
+            at::cross_entropy_loss(scores(), targets.flatten(), {}, at::Reduction::Mean, -100, 0.1),
+            1e-5));
+      }
+    }
+  }
+}
+
+TEST(Decoder, HasALossInLowerPrecision) {
+  torch::manual_seed(moved(42));
+  const auto text = random_tokens({B, L + 1});
+  const auto tokens = text.slice(1, 0, -1), targets = text.slice(1, 1);
+  Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
+  const auto expected = model->loss(tokens, targets);
+  {
+    const Autocast autocast(at::kCPU, at::kBFloat16);
+    const auto loss = model->loss(tokens, targets);
+    EXPECT_EQ(loss.scalar_type(), at::kFloat);
+    EXPECT_TRUE(is_close(loss, expected, 0.1));
+  }
+  model->to(at::kBFloat16);
+  const auto loss = model->loss(tokens, targets);
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  EXPECT_TRUE(is_close(loss, expected, 0.1));
+}
+
+/// The loss alone, computed again in the backward pass.
+TEST(Decoder, HasALossThatMayBeCheckpointed) {
+  torch::manual_seed(moved(43));
+  const auto x = uniform({6, 8}, at::kFloat).requires_grad_();
+  const auto weight = uniform({9, 8}, at::kFloat).requires_grad_();
+  const auto targets = at::randint(9, {6}, at::kLong);
+  const auto expected =
+      torch::autograd::grad({linear_cross_entropy(x, weight, targets)}, {x, weight});
+  const auto loss =
+      checkpoint([&](const auto& in) { return linear_cross_entropy(in[0], weight, targets); }, {x});
+  EXPECT_TRUE(are_close(torch::autograd::grad({loss}, {x, weight}), expected, 1e-6));
+}
+
+TEST(Decoder, RefusesTargetsThatAreTheTokens) {
+  Decoder model(DecoderOptions(V, llama_options(E, H, G), 1));
+  const auto tokens = at::tensor({1, 2, 3, 4}, at::kLong).view({1, 4});
+  const auto* const text =
+      "Decoder: targets must be the tokens that follow tokens, and these are the tokens "
+      "themselves: pass text.slice(1, 0, -1) as tokens and text.slice(1, 1) as targets";
+  EXPECT_ERROR(text, model->loss(tokens, tokens));
+  EXPECT_ERROR(text, model->loss(tokens, at::tensor({-100, -100, 3, 4}, at::kLong).view({1, 4})));
+  // Texts of which a token follows itself.
+  model->loss(at::full({2, 4}, 7, at::kLong), at::full({2, 4}, 7, at::kLong));
+  model->loss(tokens.slice(1, 0, 1), tokens.slice(1, 0, 1));
+  model->loss(tokens, at::full_like(tokens, -100));
+  const auto wrong = [&](const at::Tensor& targets, const LinearCrossEntropyOptions& options = {}) {
+    return value_error([&] { model->loss(tokens, targets, {}, options); });
+  };
+  EXPECT_EQ(wrong(at::tensor({2, 3, 50, 4}, at::kLong).view({1, 4})),
+            "Decoder: targets[0][2] (50) must be ignore_index (-100), or at least 0 and below "
+            "vocab_size (50)");
+  EXPECT_EQ(wrong(at::zeros({1, 3}, at::kLong)),
+            "Decoder: targets [1, 3] must have the shape of tokens; tokens [1, 4]");
+  EXPECT_EQ(wrong(at::zeros({1, 4})), "Decoder: targets dtype (Float) must be Long");
+  EXPECT_EQ(wrong(tokens + 1, LinearCrossEntropyOptions().softcap(3.0)),
+            "Decoder: softcap must not be given: it is an option of the decoder");
+  EXPECT_EQ(wrong(tokens + 1, LinearCrossEntropyOptions().bias(at::zeros({V}))),
+            "Decoder: bias must not be given: the scores are the head's");
+}
+
 TEST(Decoder, LeaksNoLaterToken) {
   torch::manual_seed(moved(6));
   Decoder model(DecoderOptions(V, llama_options(E, H, G), 2));
@@ -206,6 +311,63 @@ TEST(Decoder, Learns) {
     // At first log(50) = 3.9; the largest of 20 seeds was 0.52.
     EXPECT_LT(loss_value, 1.0) << "autocast " << autocast;
   }
+}
+
+/// A tied weight, on whose gradient tokens that stand twice and the head have parts.
+TEST(Decoder, AddsTheGradientsOfATiedWeight) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    torch::manual_seed(moved(21));
+    Decoder tied(DecoderOptions(V, llama_options(E, H, G), 1));
+    Decoder untied(DecoderOptions(V, llama_options(E, H, G), 1).tied_head(false));
+    {
+      const at::NoGradGuard no_grad;
+      auto parameters = untied->named_parameters();
+      for (const auto& own : tied->named_parameters()) parameters[own.key()].copy_(own.value());
+      untied->head->weight.copy_(tied->token_embedding->weight);
+    }
+    tied->to(dtype);
+    untied->to(dtype);
+    const auto tokens = random_tokens({B, L});
+    const auto direction = uniform({B, L, V}, dtype);
+    const auto& weight = tied->token_embedding->weight;
+    const auto derivatives = [&](Decoder& model, const std::vector<at::Tensor>& leaves) {
+      const auto scores = model(tokens);
+      auto result = torch::autograd::grad({scores}, leaves, {direction}, /*retain_graph=*/true);
+      const auto again = torch::autograd::grad({scores}, leaves, {direction},
+                                               /*retain_graph=*/true, /*create_graph=*/true);
+      auto sum = again[0];
+      for (size_t i = 1; i < again.size(); ++i) sum = sum + again[i];
+      for (const auto& second : torch::autograd::grad({sum.square().sum()}, leaves)) {
+        result.push_back(second);
+      }
+      return result;
+    };
+    const auto actual = derivatives(tied, {weight});
+    const auto parts = derivatives(untied, {untied->token_embedding->weight, untied->head->weight});
+    EXPECT_TRUE(actual[0].layout() == at::kStrided);
+    EXPECT_TRUE(
+        are_alike(actual, {parts[0] + parts[1], parts[2] + parts[3]}, 1024 * unit_roundoff(dtype)))
+        << dtype;
+    // The gradient of the embeddings alone, which arrives without the head's.
+    const auto [scores, weights] = tied->forward_with_weights(tokens);
+    const auto alone =
+        torch::autograd::grad({weights[0].self}, {weight}, {at::ones_like(weights[0].self)})[0];
+    EXPECT_EQ(alone.layout(), at::kStrided);
+    EXPECT_EQ(alone.sizes(), weight.sizes());
+  }
+}
+
+/// One tensor of the weight's size, not one for each use.
+TEST(Decoder, AddsTheGradientsOfATiedWeightInPlace) {
+  if (!detail::has_kernels()) GTEST_SKIP() << "there are no kernels";
+  constexpr int64_t kRows = 8192;
+  Decoder model(DecoderOptions(kRows, llama_options(E, H, G), 1));
+  const auto tokens = random_tokens({1, 3});
+  const auto bytes = static_cast<double>(model->token_embedding->weight.nbytes());
+  const AllocationCounter counter;
+  model(tokens).sum().backward();
+  EXPECT_GE(static_cast<double>(counter.live()), bytes);
+  EXPECT_LT(static_cast<double>(counter.peak()), 1.8 * bytes);
 }
 
 /// Padding needs no position of its own: a prompt may be as long as there are positions.

@@ -247,6 +247,11 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByFunctions) {
   try_numbers("sample", 1, [](const auto& n) {
     sample(at::ones({1, 5}), SamplingOptions().top_k(n[0]));
   });
+  try_numbers("linear_cross_entropy", 3, [](const auto& n) {
+    linear_cross_entropy(at::ones({2, 3}), at::ones({4, 3}),
+                         at::tensor(Numbers{n[0], n[1]}, at::kLong),
+                         LinearCrossEntropyOptions().ignore_index(n[2]));
+  });
   try_numbers("accept_draft", 2, [](const auto& n) {
     const auto tokens = at::ones({3}, at::kLong);
     accept_draft(tokens, {-1, less(n[0], 1), less(n[1], 1)}, tokens);

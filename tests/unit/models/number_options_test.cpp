@@ -10,6 +10,7 @@
 #include <heed/image_encoder.h>
 #include <heed/kv_cache.h>
 #include <heed/latent_attention.h>
+#include <heed/linear_cross_entropy.h>
 #include <heed/multi_head_attention.h>
 #include <heed/norm.h>
 #include <heed/paged_kv_cache.h>
@@ -77,6 +78,8 @@ TEST(NumberOptions, OfAttentionTakeNoBool) {
 TEST(NumberOptions, OfLayersAndCachesTakeNoBool) {
   expect_numbers<FeedForwardOptions>(HEED_OPTION(emb_dim), HEED_OPTION(hidden_dim),
                                      HEED_OPTION(dropout));
+  expect_numbers<LinearCrossEntropyOptions>(HEED_OPTION(ignore_index), HEED_OPTION(label_smoothing),
+                                            HEED_OPTION(z_loss), HEED_OPTION(softcap));
   expect_numbers<NormOptions>(HEED_OPTION(dim), HEED_OPTION(eps));
   expect_numbers<QkNormOptions>(HEED_OPTION(eps));
   expect_numbers<PositionEmbeddingOptions>(HEED_OPTION(emb_dim), HEED_OPTION(max_length));

@@ -17,7 +17,7 @@ struct Size {
   int64_t depth() const { return input.back(); }
 };
 
-// For oneDNN's product, heed's for little work and heed's for few rows.
+// For oneDNN's product, heed's in blocks and heed's for few rows.
 inline const Size kProducts[] = {{{2, 20, 520}, 518}, {{2, 65, 257}, 259}, {{3, 640}, 320}};
 
 // And what else a call can meet.

@@ -345,7 +345,7 @@ TEST(Linear, ChoosesByProcessorAndSize) {
   for (const auto* set : detail::instruction_sets()) {
     const detail::ScopedInstructionSet in_force(*set);
     expect(wide ? LinearProduct::pointwise : libtorch,
-           foreign && set->vector_bytes >= 64 ? LinearProduct::small : libtorch,
+           foreign && set->vector_bytes >= 64 ? LinearProduct::in_blocks : libtorch,
            foreign && set->vector_bytes >= 32 ? LinearProduct::few_rows : libtorch);
   }
   const auto names = operators_of(large.input, large.weight, large.bias);
@@ -385,26 +385,32 @@ TEST(Linear, OfFewRowsIsRightInEveryInstructionSet) {
   }
 }
 
-TEST(Linear, OfLittleWorkIsRightInEveryInstructionSet) {
+TEST(Linear, InBlocksIsRightInEveryInstructionSet) {
   torch::manual_seed(moved(7));
+  const auto threads = at::get_num_threads();
+  at::set_num_threads(3);  // rows are cut for some sizes, columns for others
   for (const auto* set : detail::instruction_sets()) {
     const detail::ScopedInstructionSet in_force(*set);
-    for (const int64_t rows : {1, 13, 50}) {
-      for (const int64_t depth : {1, 31, 100}) {
-        for (const int64_t outputs : {1, 7, 64, 131}) {
+    for (const int64_t rows : {1, 13, 50, 500}) {
+      for (const int64_t depth : {1, 31, 100, 530}) {
+        for (const int64_t outputs : {1, 7, 64, 131, 400}) {
+          SCOPED_TRACE(c10::str(set->name, " ", rows, " ", depth, " ", outputs));
           const auto [input, weight, bias] = make_tensors({{rows, depth}, outputs}, at::kFloat);
           const auto by_columns = weight.t().contiguous().t();
-          const auto actual = detail::small_linear(input, {{weight, bias}, {by_columns, {}}});
           const auto expected = at::linear(input.to(at::kDouble), weight.to(at::kDouble));
           const auto close = tolerance(at::kFloat, depth);
-          EXPECT_TRUE(is_close(actual[0], expected + bias.to(at::kDouble), close))
-              << set->name << " " << rows << " " << depth << " " << outputs;
-          EXPECT_TRUE(is_close(actual[1], expected, close))
-              << set->name << " " << rows << " " << depth << " " << outputs;
+          for (const auto& given : {input, input.t().contiguous().t()}) {
+            const auto actual = detail::linear_in_blocks(given, {{weight, bias}, {by_columns, {}}});
+            EXPECT_TRUE(is_close(actual[0], expected + bias.to(at::kDouble), close));
+            EXPECT_TRUE(is_close(actual[1], expected, close));
+            detail::add_linear_in_blocks(given, by_columns, actual[0]);
+            EXPECT_TRUE(is_close(actual[0], 2 * expected + bias.to(at::kDouble), 2 * close));
+          }
         }
       }
     }
   }
+  at::set_num_threads(threads);
 }
 
 }  // namespace

@@ -93,7 +93,9 @@ TEST(RelativePositionBias, HasSwinsAndBeitsTables) {
       EXPECT_TRUE(at(0, i + 1).equal(bias->weight[distances]));
       EXPECT_TRUE(at(i + 1, 0).equal(bias->weight[distances + 1]));
     }
-    if (class_token) EXPECT_TRUE(at(0, 0).equal(bias->weight[distances + 2]));
+    if (class_token) {
+      EXPECT_TRUE(at(0, 0).equal(bias->weight[distances + 2]));
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
@@ -145,6 +146,17 @@ TEST(StandIns, TakeTheirLayersPlace) {
     EXPECT_TRUE(is_close(other->forward(tokens), expected, 1e-5));
     auto caches = other->make_caches(B, L);
     EXPECT_TRUE(is_close(other->forward_cached(tokens, caches), expected, 1e-5));
+    const auto targets = at::randint(V, {B, L}, at::kLong);
+    for (const auto reduction : {LossReduction::mean, LossReduction::none}) {
+      const auto options =
+          LinearCrossEntropyOptions().reduction(reduction).label_smoothing(0.1).z_loss(0.1);
+      EXPECT_TRUE(is_close(other->loss(tokens, targets, {}, options),
+                           model->loss(tokens, targets, {}, options), 1e-5));
+    }
+    EXPECT_ERROR(
+        "Decoder: targets[0][0] (19) must be ignore_index (-100), or at least 0 and below "
+        "vocab_size (19)",
+        other->loss(tokens, at::full_like(tokens, V)));
 
     // Dropout draws what it would draw with LibTorch's layers.
     model->train();

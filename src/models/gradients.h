@@ -1,0 +1,33 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <heed/export.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace heed::detail {
+
+/// The gradients of those parameters that have one, each once.
+std::vector<at::Tensor> distinct_gradients(const std::vector<at::Tensor>& parameters);
+
+/// For each device and dtype the places of its tensors, which one operator takes together.
+std::vector<std::vector<size_t>> alike(const std::vector<at::Tensor>& tensors);
+
+/// The tensors at these places.
+std::vector<at::Tensor> at_places(const std::vector<at::Tensor>& tensors,
+                                  const std::vector<size_t>& places);
+
+/// The norm of all gradients together. Waits for the device once.
+HEED_API double norm_of(const std::vector<at::Tensor>& gradients);
+
+HEED_API void check_max_norm(const char* function, double max_norm);
+
+/// By how much gradients of this norm are multiplied, so that it becomes max_norm: torch's
+/// clip_grad_norm_. 1 or more means that they stay; NaN makes all of them NaN.
+double clipping_factor(double norm, double max_norm);
+
+/// Multiplies gradients of this norm by `clipping_factor`.
+HEED_API void limit_norm(const std::vector<at::Tensor>& gradients, double norm, double max_norm);
+
+}  // namespace heed::detail
