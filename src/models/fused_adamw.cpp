@@ -45,8 +45,8 @@ constexpr auto kFusedStep = "FusedAdamW::step";
 constexpr auto kFusedStepClipped = "FusedAdamW::step_clipped";
 constexpr auto kFusedLoad = "FusedAdamW::load";
 
-/// As many gradients of bfloat16 and half as are in float32 at the same time, but for a parameter
-/// that is larger: 64 MiB.
+/// The elements of gradients in half types that are converted to float32 at the same time: 64 MiB.
+/// A larger parameter is converted as a whole.
 constexpr int64_t kNumbersInFloat = 1 << 24;
 
 /// Where a parameter stands in an optimizer.

@@ -110,7 +110,8 @@ class Rectangle {
     // The kernel writes whole vectors, so that the last columns need memory of their own.
     const auto whole = columns_.first + columns_.size() / kColumnMultiple * kColumnMultiple;
     if (whole > columns_.first) {
-      multiply({columns_.first, whole}, layer_.c + columns_.first, layer_.columns, adds);
+      auto* c = layer_.c + rows_.first * layer_.columns + columns_.first;
+      multiply({columns_.first, whole}, c, layer_.columns, adds);
     }
     if (whole < columns_.end) multiply_last({whole, columns_.end}, adds);
   }
@@ -127,7 +128,7 @@ class Rectangle {
   void multiply_last(Range columns, bool adds) const {
     const auto products =
         std::make_unique<float[]>(static_cast<size_t>(rows_.size() * kColumnMultiple));
-    multiply(columns, products.get() - rows_.first * kColumnMultiple, kColumnMultiple, false);
+    multiply(columns, products.get(), kColumnMultiple, false);
     for (auto r = rows_.first; r < rows_.end; ++r) {
       const auto* from = products.get() + (r - rows_.first) * kColumnMultiple;
       auto* to = layer_.c + r * layer_.columns + columns.first;
@@ -135,7 +136,8 @@ class Rectangle {
     }
   }
 
-  /// Multiplies these columns. Row r of the output begins at c + r * c_row.
+  /// Multiplies these columns. The first row of the rectangle is written to c, and the rows lie
+  /// c_row apart.
   void multiply(Range columns, float* c, int64_t c_row, bool adds) const {
     const auto& kernels = instruction_set().matrix.of_float;
     const auto width = round_up(columns.size(), kColumnMultiple);
@@ -151,7 +153,7 @@ class Rectangle {
       for (auto row = rows_.first; row < rows_.end; row += kBlockRows) {
         const auto* a = layer_.a + row * layer_.a_row + first * layer_.a_column;
         kernels.multiply({std::min(kBlockRows, rows_.end - row), width, depth, a, layer_.a_row,
-                          layer_.a_column, b, b_row, c + row * c_row, c_row,
+                          layer_.a_column, b, b_row, c + (row - rows_.first) * c_row, c_row,
                           /*accumulate=*/adds || first > 0});
       }
     }
