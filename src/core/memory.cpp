@@ -41,8 +41,10 @@ class ReusedMemory final : public at::Allocator {
     constexpr auto kMore = kAlignment + sizeof(void*);
     auto* block = bytes > SIZE_MAX - kMore ? nullptr : std::malloc(bytes + kMore);
     if (block == nullptr) c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
-    TORCH_CHECK(block != nullptr, "reuse_memory: there is no memory for a tensor of ", bytes,
-                " bytes");
+    // LibTorch's words: programs look for them to tell this error from others.
+    TORCH_CHECK(block != nullptr,
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", bytes,
+                " bytes.");
     auto* data = round_up(static_cast<char*>(block) + sizeof(void*), kAlignment);
     std::memcpy(data - sizeof(void*), static_cast<const void*>(&block), sizeof(void*));
     c10::profiledCPUMemoryReporter().New(data, bytes);
@@ -73,7 +75,8 @@ bool reuse_memory(bool on) {
   // Some versions of glibc take no M_MMAP_THRESHOLD above 32 MB; M_MMAP_MAX = 0 has no such limit.
   if (on) {
     const bool is_set = mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, -1) == 1;
-    if (is_set) c10::SetCPUAllocator(&memory);
+    const bool is_default = c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator();
+    if (is_set && is_default) c10::SetCPUAllocator(&memory);
     return is_set;
   }
   const bool is_set = mallopt(M_MMAP_MAX, kMappedBlocks) == 1 &&

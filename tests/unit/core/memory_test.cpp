@@ -1,10 +1,13 @@
 #include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 #include <heed/memory.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <string>
 #include <vector>
 
 namespace heed::test {
@@ -83,9 +86,45 @@ TEST(ReuseMemory, GivesTensorsAlignedMemory) {
 
 TEST(ReuseMemory, RefusesWhatDoesNotFit) {
   if (!kHasSettings) GTEST_SKIP() << "AddressSanitizer ends the process";
-  reuse_memory();
-  EXPECT_THROW(at::empty({int64_t{1} << 60}, at::kByte), c10::Error);
+  std::vector<std::string> errors;
+  for (const bool on : {false, true}) {
+    reuse_memory(on);
+    try {
+      at::empty({int64_t{1} << 60}, at::kByte);
+    } catch (const c10::Error& error) {
+      errors.emplace_back(error.what_without_backtrace());
+    }
+  }
   reuse_memory(false);
+  ASSERT_EQ(errors.size(), 2);
+  // LibTorch's error, after a place in its source, and before the number of the system's error.
+  const auto begin = errors[0].find("DefaultCPUAllocator");
+  const auto size = errors[1].size();
+  EXPECT_EQ(errors[0].substr(std::min(begin, errors[0].size()), size), errors[1]);
+}
+
+/// LibTorch's allocator, by another address.
+class OwnAllocator final : public at::Allocator {
+ public:
+  at::DataPtr allocate(size_t bytes) override {
+    return c10::GetDefaultCPUAllocator()->allocate(bytes);
+  }
+  at::DeleterFnPtr raw_deleter() const override {
+    return c10::GetDefaultCPUAllocator()->raw_deleter();
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+TEST(ReuseMemory, LeavesAnAllocatorThatTheProgramHasSet) {
+  static OwnAllocator own;
+  c10::SetCPUAllocator(&own);
+  for (const bool on : {true, false}) {
+    EXPECT_EQ(reuse_memory(on), kHasSettings);
+    EXPECT_EQ(c10::GetCPUAllocator(), &own) << on;
+  }
+  c10::SetCPUAllocator(c10::GetDefaultCPUAllocator());
 }
 
 }  // namespace
