@@ -77,15 +77,19 @@ bool can_record(const at::Tensor& input, const at::Tensor& weight, const at::Ten
          are_plain(input, weight, bias) && shapes_fit(input, weight, bias);
 }
 
-// The next three functions choose a product. Their measurements are in docs/kernels.md,
-// "Projections".
+// The next functions choose a product. Their measurements are in docs/kernels.md, "Projections".
 
 bool few_rows_are_faster(const at::Tensor& input, const at::Tensor& weight) {
+  constexpr int64_t kWeight = 1 << 18;  // elements; with more, tiles of bfloat16 win from 5 rows on
+  const auto& blas = blas_properties();
   const auto rows = input.numel() / weight.size(1);
   const auto dtype = input.scalar_type();
-  const bool has_kernel = dtype == at::kFloat || dtype == at::kBFloat16 ||
-                          (dtype == at::kHalf && rows > 1 && instruction_set().converts_half);
-  return has_kernel && instruction_set().vector_bytes >= 32 && rows <= kFewRows &&
+  const bool of_half = instruction_set().converts_half && (rows > 1 || blas.wide_vectors);
+  const bool has_kernel =
+      dtype == at::kFloat || dtype == at::kBFloat16 || (dtype == at::kHalf && of_half);
+  const bool has_tiles = dtype == at::kBFloat16 && blas.bfloat16_tiles;
+  const auto most = has_tiles && weight.numel() > kWeight ? 4 : kFewRows;
+  return has_kernel && instruction_set().vector_bytes >= 32 && rows <= most &&
          weight.stride(1) == 1;
 }
 
@@ -94,21 +98,37 @@ bool are_by_columns(const at::Tensor& input, const at::Tensor& weight) {
   return input.dim() == 2 && input.stride(0) == 1 && weight.stride(0) == 1;
 }
 
+/// The largest products that are faster in blocks.
+struct BlockLimits {
+  int64_t weight;          ///< elements of a weight
+  int64_t gradient;        ///< elements of a weight's gradient,
+  int64_t gradient_depth;  ///< or the rows of its operands
+};
+
+BlockLimits block_limits() {
+  // MKL for AVX2: a weight stays in a core's cache; a gradient is read again for each 256 of the
+  // depth.
+  constexpr BlockLimits kHalfVectors = {1 << 18, 1 << 21, 512};
+  // MKL for AVX-512, whose calls take long only beside the smallest products.
+  constexpr BlockLimits kWholeVectors = {12000, 12000, 0};
+  return blas_properties().foreign_mkl ? kHalfVectors : kWholeVectors;
+}
+
 bool blocks_are_faster(const at::Tensor& input, const at::Tensor& weight) {
-  constexpr int64_t kWeight = 1 << 18;  // elements that stay in a core's cache
-  constexpr int64_t kOutput = 1 << 21;  // elements that are read again for each 256 of the depth
-  constexpr int64_t kDepth = 512;
   if (input.scalar_type() != at::kFloat || instruction_set().vector_bytes < 64) return false;
+  const auto limits = block_limits();
   if (are_by_columns(input, weight)) {
-    return weight.size(1) <= kDepth || input.size(0) <= kOutput / weight.size(0);
+    return weight.size(1) <= limits.gradient_depth ||
+           input.size(0) <= limits.gradient / weight.size(0);
   }
-  return weight.numel() <= kWeight && (weight.stride(1) == 1 || weight.stride(0) == 1);
+  return weight.numel() <= limits.weight && (weight.stride(1) == 1 || weight.stride(0) == 1);
 }
 
 bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
   constexpr int64_t kMultiplyAdds = 1 << 22;  // with fewer, calling it costs too much
   const auto& processor = *instruction_sets().back();
-  if (!pointwise_operator() || !at::globalContext().userEnabledMkldnn()) return false;
+  if (!blas_properties().foreign_mkl || !pointwise_operator()) return false;
+  if (!at::globalContext().userEnabledMkldnn()) return false;
   if (processor.vector_bytes < 64 || input.numel() < kMultiplyAdds / weight.size(0)) return false;
   if (input.scalar_type() == at::kFloat) {
     return weight.is_contiguous() || weight.t().is_contiguous();
@@ -237,9 +257,8 @@ std::vector<at::Tensor> record(LinearProduct product, const at::Tensor& input,
 
 LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
                              const at::Tensor& bias) {
-  if (!blas_properties().foreign_mkl || !can_record(input, weight, bias)) {
-    return LinearProduct::libtorch;
-  }
+  const bool has_mkl = blas_properties().foreign_mkl || blas_properties().wide_vectors;
+  if (!has_mkl || !can_record(input, weight, bias)) return LinearProduct::libtorch;
   if (few_rows_are_faster(input, weight)) return LinearProduct::few_rows;
   if (blocks_are_faster(input, weight)) return LinearProduct::in_blocks;
   if (pointwise_is_faster(input, weight)) return LinearProduct::pointwise;

@@ -333,20 +333,21 @@ TEST(Linear, ChoosesByProcessorAndSize) {
   };
   const auto large = make_tensors({{256, 520}, 520}, at::kFloat);
   const auto small = make_tensors({{50, 128}, 128}, at::kFloat);
+  const auto tiny = make_tensors({{50, 64}, 128}, at::kFloat);
   const auto few = make_tensors({{8, 520}, 520}, at::kFloat);
   const bool foreign = detail::blas_properties().foreign_mkl;
-  const auto expect = [&](LinearProduct of_large, LinearProduct of_small, LinearProduct of_few) {
-    EXPECT_EQ(product(large), of_large);
-    EXPECT_EQ(product(small), of_small);
-    EXPECT_EQ(product(few), of_few);
-  };
+  const bool has_mkl = foreign || detail::blas_properties().wide_vectors;
   const auto libtorch = LinearProduct::libtorch;
   const bool wide = foreign && detail::instruction_sets().back()->vector_bytes >= 64;
   for (const auto* set : detail::instruction_sets()) {
     const detail::ScopedInstructionSet in_force(*set);
-    expect(wide ? LinearProduct::pointwise : libtorch,
-           foreign && set->vector_bytes >= 64 ? LinearProduct::in_blocks : libtorch,
-           foreign && set->vector_bytes >= 32 ? LinearProduct::few_rows : libtorch);
+    const auto blocks = set->vector_bytes >= 64 ? LinearProduct::in_blocks : libtorch;
+    EXPECT_EQ(product(large), wide ? LinearProduct::pointwise : libtorch) << set->name;
+    EXPECT_EQ(product(small), foreign ? blocks : libtorch) << set->name;
+    EXPECT_EQ(product(tiny), has_mkl ? blocks : libtorch) << set->name;
+    EXPECT_EQ(product(few),
+              has_mkl && set->vector_bytes >= 32 ? LinearProduct::few_rows : libtorch)
+        << set->name;
   }
   const auto names = operators_of(large.input, large.weight, large.bias);
   EXPECT_EQ(std::count(names.begin(), names.end(), "mkldnn::_linear_pointwise"), wide ? 1 : 0);
@@ -358,7 +359,23 @@ TEST(Linear, ChoosesByProcessorAndSize) {
   EXPECT_EQ(product(large), libtorch);
   at::globalContext().setUserEnabledMkldnn(true);
   const Autocast autocast(at::kCPU, at::kBFloat16);
-  expect(libtorch, libtorch, libtorch);
+  for (const auto& tensors : {large, small, tiny, few}) EXPECT_EQ(product(tensors), libtorch);
+}
+
+/// Beside tiles of bfloat16, more than four rows of a large weight are LibTorch's.
+TEST(Linear, LeavesRowsOfBFloat16ToTiles) {
+  const auto& blas = detail::blas_properties();
+  if (!blas.foreign_mkl && !blas.wide_vectors) GTEST_SKIP() << "LibTorch has no MKL";
+  if (detail::instruction_set().vector_bytes < 32) GTEST_SKIP() << "no kernel for few rows";
+  const auto product = [](int64_t rows, int64_t width) {
+    const auto tensors = make_tensors({{rows, width}, width}, at::kBFloat16);
+    return linear_product(tensors.input, tensors.weight, tensors.bias);
+  };
+  for (const int64_t rows : {1, 4, 5, 8}) {
+    EXPECT_EQ(product(rows, 64), LinearProduct::few_rows) << rows;
+    EXPECT_EQ(product(rows, 520) == LinearProduct::few_rows, rows <= 4 || !blas.bfloat16_tiles)
+        << rows;
+  }
 }
 
 TEST(Linear, OfFewRowsIsRightInEveryInstructionSet) {
