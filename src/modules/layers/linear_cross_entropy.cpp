@@ -408,15 +408,20 @@ LossGradients linear_cross_entropy_gradients(const at::Tensor& of_loss, const at
 at::Tensor loss_of_head(const torch::nn::Linear& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
   if (const auto* own = stand_in_of(*head)) return own->loss(x, targets, options);
-  auto with_bias = options;
-  if (head->bias.defined()) with_bias.bias(head->bias);
-  return heed::linear_cross_entropy(x.flatten(0, -2), head->weight, targets.flatten(), with_bias);
+  return loss_of_head(LinearParameters{head->weight, head->bias}, x, targets, options);
 }
 
 at::Tensor loss_of_head(const torch::nn::Embedding& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
   if (const auto* own = stand_in_of(*head)) return own->loss(x, targets, options);
-  return heed::linear_cross_entropy(x.flatten(0, -2), head->weight, targets.flatten(), options);
+  return loss_of_head(LinearParameters{head->weight, {}}, x, targets, options);
+}
+
+at::Tensor loss_of_head(const LinearParameters& head, const at::Tensor& x,
+                        const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
+  auto with_bias = options;
+  if (head.bias.defined()) with_bias.bias(head.bias);
+  return heed::linear_cross_entropy(x.flatten(0, -2), head.weight, targets.flatten(), with_bias);
 }
 
 }  // namespace detail
