@@ -3,9 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -181,7 +179,7 @@ class RowPass {
 
   void compute_block(int64_t first, int64_t count) {
     const auto x = block_of_x(first, count);
-    const auto scores = scores_of(x);
+    const auto scores = linear_in_memory(memory_, x, call_.weight, call_.bias);
     const auto targets = rows_.targets.narrow(0, first, count);
     if (by_kernel_) {
       compute_by_kernel(scores, targets, first);
@@ -205,19 +203,6 @@ class RowPass {
     return x.masked_fill(rows_.ignored.narrow(0, first, count).unsqueeze(1), 0.0);
   }
 
-  /// The scores [n, V], contiguous: in memory that all blocks share if LibTorch's product computes
-  /// them.
-  at::Tensor scores_of(const at::Tensor& x) {
-    const auto &weight = call_.weight, &bias = call_.bias;
-    if (linear_product(x, weight, bias) != LinearProduct::libtorch) {
-      return detail::linear(x, weight, bias);
-    }
-    if (!memory_.defined()) memory_ = at::empty({x.size(0), weight.size(0)}, x.options());
-    auto scores = memory_.narrow(0, 0, x.size(0));
-    return bias.defined() ? at::addmm_out(scores, bias, x, weight.t())
-                          : at::mm_out(scores, x, weight.t());
-  }
-
   static at::Tensor block_of(const at::Tensor& numbers, int64_t first, int64_t count) {
     return numbers.defined() ? numbers.narrow(0, first, count) : numbers;
   }
@@ -239,22 +224,16 @@ class RowPass {
   void differentiate(PreciseRows& rows) const;
 
   void add_input_gradient(const at::Tensor& of_scores, int64_t first) {
-    auto& sum = result_.gradients.x;
+    auto& gradient = result_.gradients.x;
     const auto weight = call_.weight.t();
+    const auto count = of_scores.size(0);
     if (is_one_product_of_x()) {
-      sum = detail::linear(of_scores, weight);
-      return;
-    }
-    if (rows_.places.defined()) {
-      const auto places = rows_.places.narrow(0, first, of_scores.size(0));
-      sum.index_copy_(0, places, detail::linear(of_scores, weight));
-      return;
-    }
-    auto own = sum.narrow(0, first, of_scores.size(0));
-    if (linear_product(of_scores, weight, {}) == LinearProduct::libtorch) {
-      at::mm_out(own, of_scores, call_.weight);
+      gradient = detail::linear(of_scores, weight);
+    } else if (rows_.places.defined()) {
+      const auto places = rows_.places.narrow(0, first, count);
+      gradient.index_copy_(0, places, detail::linear(of_scores, weight));
     } else {
-      own.copy_(detail::linear(of_scores, weight));
+      write_linear(of_scores, weight, gradient.narrow(0, first, count));
     }
   }
 
@@ -300,7 +279,7 @@ class RowPass {
   const LossScales scales_;
   const bool by_kernel_;
   bool is_one_block_ = false;
-  at::Tensor memory_;
+  at::Tensor memory_;  // of the scores of each block
   LossPass result_;
 };
 
