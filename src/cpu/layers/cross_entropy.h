@@ -82,7 +82,7 @@ struct ScoreRows {
   at::Tensor scores;   // [n, V], contiguous
   at::Tensor targets;  // [n], int64, contiguous, each in [0, V)
   double scale, z_scale;
-  /// [n], contiguous, in the dtype of computation: both are multiplied by them; undefined: all are 1.
+  /// [n], contiguous, in the dtype of computation: factors of both scales; undefined: all are 1.
   at::Tensor scales;
   at::Tensor losses;  // [n], contiguous, in the dtype of computation
 };

@@ -34,8 +34,8 @@ LossGradients linear_cross_entropy_gradients(const at::Tensor& of_loss, const at
                                              const LinearCrossEntropyOptions& options,
                                              const WantedLossGradients& wanted);
 
-/// The loss of a model's scores for x [B, L, E] and targets [B, L]. The head that computes the scores
-/// is a Linear or an Embedding, or what stands in its place, or a weight and a bias.
+/// The loss of a model's scores for x [B, L, E] and targets [B, L]. The head that computes them is
+/// a Linear or an Embedding, or what stands in its place, or a weight and a bias.
 /// @{
 at::Tensor loss_of_head(const torch::nn::Linear& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options);
