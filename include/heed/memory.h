@@ -18,9 +18,10 @@ namespace heed {
 /// M_MMAP_MAX = 0, so that large blocks come from the heap, and M_TRIM_THRESHOLD = -1, so that the
 /// heap is not given back. It also gives LibTorch an allocator for tensors on the CPU that calls
 /// malloc, because posix_memalign, which LibTorch's own one calls, leaves gaps into which a block
-/// of the same size does not fit; an allocator that the program has set itself stays. Only blocks of the main thread, which also runs the backward pass
-/// of tensors on the CPU, are used again in every size. Other threads have heaps of 64 MB: larger
-/// blocks of theirs are still mapped anew each time.
+/// of the same size does not fit; an allocator that the program has set itself stays. Only blocks
+/// of the main thread, which also runs the backward pass of tensors on the CPU, are used again in
+/// every size. Other threads have heaps of 64 MB: larger blocks of theirs are still mapped anew
+/// each time.
 ///
 /// The cost: the process keeps the memory of its peak, which can be more than without the call,
 /// because free parts of the heap lie between used ones; growing a large block by `realloc` copies

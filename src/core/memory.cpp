@@ -17,9 +17,10 @@ namespace heed {
 
 namespace {
 
-/// Memory of tensors from malloc. LibTorch's allocator calls posix_memalign, which looks for a
-/// block that is larger than the one it then returns. So after a block is freed, another one of the
-/// same size does not fit into its place, unless its neighbors are free too, and the heap grows.
+/// Takes the memory of tensors from malloc. LibTorch's allocator calls posix_memalign, which looks
+/// for a block that is larger than the one it then returns. So after a block is freed, another one
+/// of the same size does not fit into its place, unless its neighbors are free too, and the heap
+/// grows.
 class ReusedMemory final : public at::Allocator {
  public:
   at::DataPtr allocate(size_t bytes) override {

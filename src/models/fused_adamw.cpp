@@ -49,7 +49,7 @@ constexpr auto kFusedLoad = "FusedAdamW::load";
 /// A larger parameter is converted as a whole.
 constexpr int64_t kNumbersInFloat = 1 << 24;
 
-/// Where a parameter stands in an optimizer.
+/// The place of a parameter in an optimizer.
 struct ParameterPlace {
   size_t parameter, group;
 
@@ -150,7 +150,8 @@ struct ParameterUpdate {
   at::Tensor weight;  // the operator updates it: the master, the parameter, or a dense copy of it
 };
 
-/// The parameters that have a gradient, each once, after all checks.
+/// Checks all parameters. Returns those that have a gradient, each once, still without weights and
+/// states.
 std::vector<ParameterUpdate> checked_updates(const char* function, Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
   check_parameters(function, groups);
@@ -197,14 +198,15 @@ bool have_equal_bytes(const at::Tensor& one, const at::Tensor& other) {
          std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
 }
 
-/// Takes the elements of the parameter that are not the nearest to those of the master: something
-/// else has changed them.
+/// Gives the master those elements of the parameter that are not the nearest to its own: something
+/// else has changed them since the last step.
 void take_changes(const at::Tensor& master, const at::Tensor& parameter) {
   const auto rounded = master.to(parameter.scalar_type());
   if (have_equal_bytes(rounded, parameter)) return;
   master.copy_(at::where(rounded.eq(parameter), master, parameter.to(master.scalar_type())));
 }
 
+/// The master of a parameter, from the one that its state has kept, which may be undefined.
 at::Tensor master_of(const at::Tensor& kept, const at::Tensor& parameter) {
   const auto dtype = detail::compute_dtype(parameter.scalar_type());
   if (!kept.defined()) return parameter.detach().to(dtype);
@@ -215,7 +217,8 @@ at::Tensor master_of(const at::Tensor& kept, const at::Tensor& parameter) {
   return master;
 }
 
-/// A copy of what is kept of a parameter; torch::optim::AdamW may have kept it.
+/// A copy of the state that is kept of a parameter: FusedAdamW's, that of torch::optim::AdamW, or
+/// null.
 FusedAdamWParamState copied_state(const OptimizerParamState* kept) {
   FusedAdamWParamState state;
   if (const auto* fused = dynamic_cast<const FusedAdamWParamState*>(kept)) return *fused;
@@ -254,11 +257,10 @@ void prepare_update(ParameterUpdate& update, ParameterStates& states) {
   }
 }
 
-/// By what the pass divides gradients, and whether it leaves everything as it is: both may be
-/// undefined, and may be on another device.
+/// Numbers of a step, which may be on another device than the parameters, and may be undefined.
 struct GradientScaling {
-  at::Tensor scale;     // floating []
-  at::Tensor overflow;  // float32 []: 1 or 0
+  at::Tensor scale;     // floating []: the pass divides gradients by it
+  at::Tensor overflow;  // float32 []: 1 or 0; if 1, the pass changes no parameter and no state
 };
 
 /// One call of the operator: parameters of one device, dtype and group.
@@ -306,7 +308,8 @@ class FusedCall {
                       options_.eps(), options_.amsgrad(), /*maximize=*/false, scale, overflow_);
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (weights_[i].is_same(parameters_[i])) {
-        // The operator does not: a graph that kept the parameter would not notice the change.
+        // The operator does not raise the version, by which a graph that kept the parameter notices
+        // the change.
         parameters_[i].unsafeGetTensorImpl()->bump_version();
       } else {
         parameters_[i].copy_(weights_[i]);

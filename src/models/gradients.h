@@ -21,10 +21,11 @@ std::vector<at::Tensor> at_places(const std::vector<at::Tensor>& tensors,
 /// The norm of all gradients together. Waits for the device once.
 HEED_API double norm_of(const std::vector<at::Tensor>& gradients);
 
+/// Throws c10::ValueError, which begins with `function`, unless max_norm is above 0.
 HEED_API void check_max_norm(const char* function, double max_norm);
 
-/// By how much gradients of this norm are multiplied, so that it becomes max_norm: torch's
-/// clip_grad_norm_. 1 or more means that they stay; NaN makes all of them NaN.
+/// The number by which torch's clip_grad_norm_ multiplies gradients of this norm, so that the norm
+/// becomes max_norm. From 1 on, they stay as they are; NaN makes all of them NaN.
 double clipping_factor(double norm, double max_norm);
 
 /// Multiplies gradients of this norm by `clipping_factor`.

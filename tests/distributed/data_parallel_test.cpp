@@ -69,11 +69,13 @@ torch::optim::SGD make_optimizer(const Module& module) {
   return torch::optim::SGD(module->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
 }
 
-/// Trains with the group and alone, and compares.
-template <typename Make, typename MakeBatch, typename Loss>
-void expect_trains_as_one(const ProcessGroup& group, const DataParallelOptions& options,
-                          const Make& make, const MakeBatch& make_batch, const Loss& loss,
-                          int64_t steps = kSteps, double tolerance = 1e-6) {
+/// Trains with the group and alone, and compares. `loss_of_share` is the loss of a process's share
+/// of a batch, through DataParallel; `loss_of_all` that of the whole batch.
+template <typename Make, typename MakeBatch, typename LossOfShare, typename LossOfAll>
+void expect_losses_train_as_one(const ProcessGroup& group, const DataParallelOptions& options,
+                                const Make& make, const MakeBatch& make_batch,
+                                const LossOfShare& loss_of_share, const LossOfAll& loss_of_all,
+                                int64_t steps = kSteps, double tolerance = 1e-6) {
   auto model = make(static_cast<uint64_t>(group->getRank()));  // each starts differently
   auto whole = make(0);
   DataParallel parallel(model, group, options);
@@ -81,15 +83,30 @@ void expect_trains_as_one(const ProcessGroup& group, const DataParallelOptions& 
   torch::manual_seed(moved(1));
   for (int64_t step = 0; step < steps; ++step) {
     const auto batch = make_batch();
-    const auto own = share(batch, group);
     optimizer.zero_grad();
-    loss(parallel.forward(model, own.input), own.target).backward();
+    loss_of_share(parallel, model, share(batch, group)).backward();
     optimizer.step();
     whole_optimizer.zero_grad();
-    loss(whole->forward(batch.input), batch.target).backward();
+    loss_of_all(whole, batch).backward();
     whole_optimizer.step();
   }
   EXPECT_TRUE(are_close(model->parameters(), whole->parameters(), tolerance));
+}
+
+/// Trains with a loss of the outputs.
+template <typename Make, typename MakeBatch, typename Loss>
+void expect_trains_as_one(const ProcessGroup& group, const DataParallelOptions& options,
+                          const Make& make, const MakeBatch& make_batch, const Loss& loss,
+                          int64_t steps = kSteps, double tolerance = 1e-6) {
+  expect_losses_train_as_one(
+      group, options, make, make_batch,
+      [&](DataParallel& parallel, auto& model, const Batch& own) {
+        return loss(parallel.forward(model, own.input), own.target);
+      },
+      [&](auto& whole, const Batch& batch) {
+        return loss(whole->forward(batch.input), batch.target);
+      },
+      steps, tolerance);
 }
 
 TEST(DataParallel, TrainsASequentialAsOneProcessDoes) {
@@ -106,22 +123,14 @@ TEST(DataParallel, TrainsASequentialAsOneProcessDoes) {
 /// The loss has the gradients of its last layer before its backward pass begins.
 TEST(DataParallel, TrainsADecoderByItsLoss) {
   in_processes(2, [](const ProcessGroup& group) {
-    auto model = make_decoder(static_cast<uint64_t>(group->getRank()));
-    auto whole = make_decoder(0);
-    DataParallel parallel(model, group, small_buckets());
-    auto optimizer = make_optimizer(model), whole_optimizer = make_optimizer(whole);
-    torch::manual_seed(moved(1));
-    for (int64_t step = 0; step < kSteps; ++step) {
-      const auto batch = decoder_batch();
-      const auto own = share(batch, group);
-      optimizer.zero_grad();
-      parallel.forward([&] { return model->loss(own.input, own.target); }).backward();
-      optimizer.step();
-      whole_optimizer.zero_grad();
-      whole->loss(batch.input, batch.target).backward();
-      whole_optimizer.step();
-    }
-    EXPECT_TRUE(are_close(model->parameters(), whole->parameters(), 1e-6));
+    expect_losses_train_as_one(
+        group, small_buckets(), make_decoder, decoder_batch,
+        [](DataParallel& parallel, const Decoder& model, const Batch& own) {
+          return parallel.forward([&] { return model->loss(own.input, own.target); });
+        },
+        [](const Decoder& whole, const Batch& batch) {
+          return whole->loss(batch.input, batch.target);
+        });
   });
 }
 

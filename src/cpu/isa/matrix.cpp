@@ -31,9 +31,8 @@ namespace heed::detail::HEED_ISA {
 
 namespace {
 
-// The size of a micro-tile of c. Its sums take 24 of 32 registers, or 12 of 16. The others hold
-// a row of b's panel and an operand of a.
-constexpr int64_t kMicroRows = 6;
+// The vectors in a row of a micro-tile. Its 6 rows take 24 of 32 registers, or 12 of 16. The others
+// hold a row of b's panel and an operand of a.
 constexpr int64_t kMicroVectors = kRegisters == 32 ? 4 : 2;
 
 /// Writes the sums of a micro-tile to c. `row` is the number of its first row in the product,

@@ -67,6 +67,9 @@ struct Product {
 /// padded to a multiple of it.
 constexpr int64_t kColumnMultiple = 16;
 
+/// The rows of a micro-tile. A product of a multiple of them has no smaller micro-tiles.
+constexpr int64_t kMicroRows = 6;
+
 /// Kernels for matrices of `T`, which is double for tensors of double, else float.
 template <typename T>
 struct MatrixKernelsOf {

@@ -14,8 +14,8 @@ namespace heed::detail {
 ///   + z_scale z_loss lse^2
 struct CrossEntropy {
   int64_t classes;  ///< V
-  at::Tensor
-      class_weight;  ///< w [V], contiguous, in the dtype of computation; undefined: all are 1
+  /// w [V], contiguous, in the dtype of computation; undefined: all are 1.
+  at::Tensor class_weight;
   double label_smoothing, z_loss;
   double softcap;  ///< 0: s = score
 };
@@ -82,8 +82,8 @@ struct ScoreRows {
   at::Tensor scores;   // [n, V], contiguous
   at::Tensor targets;  // [n], int64, contiguous, each in [0, V)
   double scale, z_scale;
-  at::Tensor scales;  // [n], contiguous, in the dtype of computation, by which both are multiplied;
-                      // undefined: all are 1
+  /// [n], contiguous, in the dtype of computation: factors of both scales; undefined: all are 1.
+  at::Tensor scales;
   at::Tensor losses;  // [n], contiguous, in the dtype of computation
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/ceil_div.h"
 #include "cpu/capability.h"
+#include "cpu/isa/matrix.h"
 #include "cpu/layers/dense.h"
 #include "cpu/layers/linear.h"
 #include "cpu/layers/linear_outputs.h"
@@ -33,9 +34,9 @@ namespace heed::detail {
 namespace {
 
 constexpr int64_t kDepthRun = 256;
-constexpr int64_t kBlockRows = 96;    // a multiple of kMicroRows
+constexpr int64_t kBlockRows = 96;
 constexpr int64_t kWidestPanel = 64;  // the widest panel of a product
-constexpr int64_t kMicroRows = 6;     // the rows whose sums the kernel has in registers
+static_assert(kBlockRows % kMicroRows == 0);
 
 struct Range {
   int64_t first, end;

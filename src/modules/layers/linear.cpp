@@ -6,7 +6,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <array>
@@ -275,6 +278,23 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::T
   }
   const std::vector<LinearParameters> layer = {{weight, bias}};
   return (records ? record(product, input, layer) : multiply(product, input, layer)).front();
+}
+
+at::Tensor linear_in_memory(at::Tensor& memory, const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& bias) {
+  if (linear_product(input, weight, bias) != LinearProduct::libtorch) {
+    return detail::linear(input, weight, bias);
+  }
+  if (!memory.defined()) memory = at::empty({input.size(0), weight.size(0)}, input.options());
+  auto output = memory.narrow(0, 0, input.size(0));
+  return bias.defined() ? at::addmm_out(output, bias, input, weight.t())
+                        : at::mm_out(output, input, weight.t());
+}
+
+void write_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& output) {
+  auto memory = output;
+  const auto product = linear_in_memory(memory, input, weight, {});
+  if (!product.is_alias_of(output)) output.copy_(product);
 }
 
 void add_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& sum) {

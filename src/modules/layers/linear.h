@@ -32,7 +32,18 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
 HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias = {});
 
-/// sum [.., N], contiguous, += input weight^T, without autograd.
+// The next three functions take matrices, and compute without autograd.
+
+/// Computes `linear`. LibTorch's product writes to the first rows of `memory` [n or more, N], which
+/// is made if it is undefined, and which further calls can use again. Other products return memory
+/// of their own.
+at::Tensor linear_in_memory(at::Tensor& memory, const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& bias);
+
+/// output [n, N], contiguous, = input weight^T.
+void write_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& output);
+
+/// sum [n, N], contiguous, += input weight^T.
 void add_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& sum);
 
 /// Computes `linear` for several layers with the same input. If all of them choose the same

@@ -44,7 +44,7 @@ void check_loss_options(const char* function, const LinearCrossEntropyOptions& o
              "{}: softcap ({}) must be finite and above 0", function, softcap.value_or(0.0));
 }
 
-/// Checks the targets of `rows` rows of scores of so many classes.
+/// Checks the targets of scores [rows, classes].
 void check_targets(const char* function, const at::Tensor& targets, int64_t rows, int64_t classes,
                    int64_t ignore_index) {
   HEED_CHECK(targets.scalar_type() == at::kLong, "{}: targets dtype ({}) must be Long", function,
@@ -165,21 +165,15 @@ at::Tensor loss_of_scores(const at::Tensor& scores, const LossCall& call) {
   auto loss = at::cross_entropy_loss(s, call.targets, given,
                                      is_reduced ? at::Reduction::Sum : at::Reduction::None,
                                      call.ignore_index, call.label_smoothing);
-  const auto ignored = call.targets.eq(call.ignore_index);
+  const auto counted = count_by_operators(call, s.scalar_type());
   at::Tensor z;
   if (call.z_loss != 0.0) {
-    z = (call.z_loss * s.logsumexp(1).square()).masked_fill(ignored, 0.0);
+    z = (call.z_loss * s.logsumexp(1).square()).masked_fill(counted.ignored, 0.0);
     if (is_reduced) z = z.sum();
   }
   if (call.reduction == LossReduction::mean) {
-    const auto counts = call.targets.ne(call.ignore_index).to(s.scalar_type());
-    const auto rows = counts.sum(), none = rows.eq(0);
-    const auto weights =
-        weight.defined()
-            ? (weight.index_select(0, call.targets.masked_fill(ignored, 0)) * counts).sum()
-            : rows;
-    loss = loss / weights.masked_fill(none, 1.0);
-    if (z.defined()) z = z / rows.masked_fill(none, 1.0);
+    loss = loss / counted.weights;
+    if (z.defined()) z = z / counted.rows;
   }
   return z.defined() ? loss + z : loss;
 }
@@ -192,6 +186,7 @@ at::Tensor plain_loss(const LossCall& call) {
                         call);
 }
 
+/// The loss of a call, from the losses of its rows.
 at::Tensor reduced(const LossCall& call, const CountedRows& rows, const at::Tensor& losses) {
   if (call.reduction == LossReduction::none) {
     if (!rows.places.defined()) return losses;
@@ -351,14 +346,13 @@ bool takes_blocks(LossCall call) {
 at::Tensor compute_loss(const LossCall& call) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   if (!call.shared && !takes_blocks(call)) return plain_loss(call);
+  if (!is_recorded(call.x, call.weight, call.bias)) {
+    const auto rows = count_rows(call);
+    return reduced(call, rows, pass_over_rows(call, rows, {}).losses);
+  }
   variable_list inputs = {call.x, call.weight};
   if (call.bias.defined()) inputs.push_back(call.bias);
-  const bool records = at::GradMode::is_enabled() &&
-                       std::any_of(inputs.begin(), inputs.end(),
-                                   [](const auto& tensor) { return tensor.requires_grad(); });
-  if (records) return RecordedLoss::apply(at::TensorList(inputs), &call);
-  const auto rows = count_rows(call);
-  return reduced(call, rows, pass_over_rows(call, rows, {}).losses);
+  return RecordedLoss::apply(at::TensorList(inputs), &call);
 }
 
 /// The loss of scores [B, L, V] that a layer has computed in its own way.
@@ -408,15 +402,20 @@ LossGradients linear_cross_entropy_gradients(const at::Tensor& of_loss, const at
 at::Tensor loss_of_head(const torch::nn::Linear& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
   if (const auto* own = stand_in_of(*head)) return own->loss(x, targets, options);
-  auto with_bias = options;
-  if (head->bias.defined()) with_bias.bias(head->bias);
-  return heed::linear_cross_entropy(x.flatten(0, -2), head->weight, targets.flatten(), with_bias);
+  return loss_of_head(LinearParameters{head->weight, head->bias}, x, targets, options);
 }
 
 at::Tensor loss_of_head(const torch::nn::Embedding& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
   if (const auto* own = stand_in_of(*head)) return own->loss(x, targets, options);
-  return heed::linear_cross_entropy(x.flatten(0, -2), head->weight, targets.flatten(), options);
+  return loss_of_head(LinearParameters{head->weight, {}}, x, targets, options);
+}
+
+at::Tensor loss_of_head(const LinearParameters& head, const at::Tensor& x,
+                        const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
+  auto with_bias = options;
+  if (head.bias.defined()) with_bias.bias(head.bias);
+  return heed::linear_cross_entropy(x.flatten(0, -2), head.weight, targets.flatten(), with_bias);
 }
 
 }  // namespace detail

@@ -6,6 +6,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include "cpu/layers/linear.h"
 #include "modules/layers/loss_pass.h"
 
 namespace heed::detail {
@@ -33,12 +34,14 @@ LossGradients linear_cross_entropy_gradients(const at::Tensor& of_loss, const at
                                              const LinearCrossEntropyOptions& options,
                                              const WantedLossGradients& wanted);
 
-/// The loss of a model's scores for x [B, L, E] and targets [B, L], which a Linear or an Embedding
-/// computes, or what stands in its place.
+/// The loss of a model's scores for x [B, L, E] and targets [B, L]. The head that computes them is
+/// a Linear or an Embedding, or what stands in its place, or a weight and a bias.
 /// @{
 at::Tensor loss_of_head(const torch::nn::Linear& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options);
 at::Tensor loss_of_head(const torch::nn::Embedding& head, const at::Tensor& x,
+                        const at::Tensor& targets, const LinearCrossEntropyOptions& options);
+at::Tensor loss_of_head(const LinearParameters& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options);
 /// @}
 

@@ -3,9 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -38,7 +36,8 @@ namespace heed::detail {
 
 namespace {
 
-/// glibc's malloc takes a larger allocation from the kernel each time, which clears its pages.
+/// The bytes of a block's scores. glibc's malloc takes a larger allocation from the kernel each
+/// time, which clears its pages.
 constexpr int64_t kScoreBytes = (int64_t{32} << 20) - 4096;
 /// The bytes of other temporary tensors: a block of x, a part of the weight's gradient.
 constexpr int64_t kCopyBytes = int64_t{8} << 20;
@@ -55,7 +54,7 @@ bool divides_at_the_end(const LossCall& call) {
   return call.reduction == LossReduction::mean && call.x.scalar_type() == at::kHalf;
 }
 
-/// By how much a row's two terms are multiplied: numbers [], undefined for 1.
+/// The factors of the two terms of a row's loss: numbers [], undefined for 1.
 struct LossScales {
   at::Tensor loss, z;
 };
@@ -90,28 +89,12 @@ CountedRows count_on_cpu(const LossCall& call) {
   return counted;
 }
 
-CountedRows count_on_device(const LossCall& call) {
-  CountedRows counted;
-  counted.ignored = call.targets.eq(call.ignore_index);
-  counted.targets = call.targets.masked_fill(counted.ignored, 0).contiguous();
-  if (call.reduction != LossReduction::mean) return counted;
-  const auto counts = counted.ignored.logical_not().to(precise_dtype(call));
-  const auto rows = counts.sum();
-  const auto& weight = call.class_weight;
-  const auto weights =
-      weight.defined() ? (weight.index_select(0, counted.targets) * counts).sum() : rows;
-  const auto none = rows.eq(0);
-  counted.rows = rows.masked_fill(none, 1);
-  counted.weights = weights.masked_fill(none, 1);
-  return counted;
-}
-
 /// A block of rows, as LibTorch's operators compute it.
 struct PreciseRows {
   at::Tensor s;             // [n, V], in the dtype of computation
   at::Tensor columns;       // [n, 1]: the targets among this process's classes, or 0
   at::Tensor outside;       // bool [n]: whether the target is another process's
-  at::Tensor own_weight;    // [V], or undefined
+  at::Tensor own_weight;    // [V]: the weights of this process's classes, or undefined
   at::Tensor exponentials;  // [n, V]: e^(s - m)
   RowNumbers<at::Tensor> numbers;
 };
@@ -154,13 +137,14 @@ class RowPass {
     return std::max<int64_t>(std::min(by_scores, by_inputs), 1);
   }
 
-  /// Whether the gradient of x, or that of the weight, is one product as a whole.
-  /// @{
+  /// Whether the gradient of x is one product as a whole.
   bool is_one_product_of_x() const { return is_one_block_ && !rows_.places.defined(); }
-  bool is_one_product_of_weight() const {
-    return is_one_block_ && call_.x.scalar_type() != at::kHalf;
+
+  /// Whether products in a half type are added in float32 for the gradient of the weight.
+  bool adds_half_products() const {
+    const auto dtype = call_.x.scalar_type();
+    return dtype != precise_ && (dtype == at::kHalf || !is_one_block_);
   }
-  /// @}
 
   void allocate(int64_t count) {
     auto& gradients = result_.gradients;
@@ -172,8 +156,7 @@ class RowPass {
       gradients.x = rows_.places.defined() ? at::zeros(call_.x.sizes(), call_.x.options())
                                            : at::empty(call_.x.sizes(), call_.x.options());
     }
-    const bool is_product = count > 0 && call_.x.scalar_type() == precise_;
-    if (wanted_[1] && !is_product && !is_one_product_of_weight()) {
+    if (wanted_[1] && (count == 0 || adds_half_products())) {
       gradients.weight = at::zeros(call_.weight.sizes(), options_);
     }
     if (wanted_[2]) gradients.bias = at::zeros(call_.bias.sizes(), options_);
@@ -181,7 +164,7 @@ class RowPass {
 
   void compute_block(int64_t first, int64_t count) {
     const auto x = block_of_x(first, count);
-    const auto scores = scores_of(x);
+    const auto scores = linear_in_memory(memory_, x, call_.weight, call_.bias);
     const auto targets = rows_.targets.narrow(0, first, count);
     if (by_kernel_) {
       compute_by_kernel(scores, targets, first);
@@ -205,19 +188,6 @@ class RowPass {
     return x.masked_fill(rows_.ignored.narrow(0, first, count).unsqueeze(1), 0.0);
   }
 
-  /// The scores [n, V], contiguous: in memory that all blocks share if LibTorch's product computes
-  /// them.
-  at::Tensor scores_of(const at::Tensor& x) {
-    const auto &weight = call_.weight, &bias = call_.bias;
-    if (linear_product(x, weight, bias) != LinearProduct::libtorch) {
-      return detail::linear(x, weight, bias);
-    }
-    if (!memory_.defined()) memory_ = at::empty({x.size(0), weight.size(0)}, x.options());
-    auto scores = memory_.narrow(0, 0, x.size(0));
-    return bias.defined() ? at::addmm_out(scores, bias, x, weight.t())
-                          : at::mm_out(scores, x, weight.t());
-  }
-
   static at::Tensor block_of(const at::Tensor& numbers, int64_t first, int64_t count) {
     return numbers.defined() ? numbers.narrow(0, first, count) : numbers;
   }
@@ -239,28 +209,21 @@ class RowPass {
   void differentiate(PreciseRows& rows) const;
 
   void add_input_gradient(const at::Tensor& of_scores, int64_t first) {
-    auto& sum = result_.gradients.x;
+    auto& gradient = result_.gradients.x;
     const auto weight = call_.weight.t();
+    const auto count = of_scores.size(0);
     if (is_one_product_of_x()) {
-      sum = detail::linear(of_scores, weight);
-      return;
-    }
-    if (rows_.places.defined()) {
-      const auto places = rows_.places.narrow(0, first, of_scores.size(0));
-      sum.index_copy_(0, places, detail::linear(of_scores, weight));
-      return;
-    }
-    auto own = sum.narrow(0, first, of_scores.size(0));
-    if (linear_product(of_scores, weight, {}) == LinearProduct::libtorch) {
-      at::mm_out(own, of_scores, call_.weight);
+      gradient = detail::linear(of_scores, weight);
+    } else if (rows_.places.defined()) {
+      const auto places = rows_.places.narrow(0, first, count);
+      gradient.index_copy_(0, places, detail::linear(of_scores, weight));
     } else {
-      own.copy_(detail::linear(of_scores, weight));
+      write_linear(of_scores, weight, gradient.narrow(0, first, count));
     }
   }
 
   void add_weight_gradient(const at::Tensor& of_scores, const at::Tensor& x, bool is_first) {
-    const bool adds_in_half = precise_ != x.scalar_type() && !is_one_product_of_weight();
-    if (adds_in_half) return add_half_weight_gradient(of_scores, x);
+    if (adds_half_products()) return add_half_weight_gradient(of_scores, x);
     auto& sum = result_.gradients.weight;
     if (is_first) {
       sum = detail::linear(of_scores.t(), x.t());
@@ -300,7 +263,7 @@ class RowPass {
   const LossScales scales_;
   const bool by_kernel_;
   bool is_one_block_ = false;
-  at::Tensor memory_;
+  at::Tensor memory_;  // of the scores of each block
   LossPass result_;
 };
 
@@ -324,6 +287,7 @@ PreciseRows RowPass::precise_rows(const at::Tensor& scores, const at::Tensor& ta
   return rows;
 }
 
+/// Finds the maxima and sums of rows, over all processes.
 void RowPass::sum_rows(PreciseRows& rows, int64_t first) {
   const auto* shared = call_.shared.get();
   auto& numbers = rows.numbers;
@@ -391,7 +355,23 @@ void RowPass::compute_by_operators(const at::Tensor& scores, const at::Tensor& t
 }  // namespace
 
 CountedRows count_rows(const LossCall& call) {
-  return call.targets.is_cpu() ? count_on_cpu(call) : count_on_device(call);
+  return call.targets.is_cpu() ? count_on_cpu(call) : count_by_operators(call, precise_dtype(call));
+}
+
+CountedRows count_by_operators(const LossCall& call, at::ScalarType dtype) {
+  CountedRows counted;
+  counted.ignored = call.targets.eq(call.ignore_index);
+  counted.targets = call.targets.masked_fill(counted.ignored, 0).contiguous();
+  if (call.reduction != LossReduction::mean) return counted;
+  const auto counts = counted.ignored.logical_not().to(dtype);
+  const auto rows = counts.sum();
+  const auto& weight = call.class_weight;
+  const auto weights =
+      weight.defined() ? (weight.index_select(0, counted.targets) * counts).sum() : rows;
+  const auto none = rows.eq(0);
+  counted.rows = rows.masked_fill(none, 1);
+  counted.weights = weights.masked_fill(none, 1);
+  return counted;
 }
 
 LossPass pass_over_rows(const LossCall& call, const CountedRows& rows,

@@ -12,8 +12,9 @@
 
 namespace heed::detail {
 
-/// The shard of the classes that this process has, of a loss that processes share. The other two
-/// replace the numbers of a tensor by their maxima, and by their sums, over the processes.
+/// The shard of the classes that this process has, of a loss that processes share, and how many
+/// classes there are as a whole. The functions replace the numbers of a tensor by their maxima, and
+/// by their sums, over the processes.
 struct SharedClasses {
   int64_t first, whole;
   std::function<void(const at::Tensor&)> reduce_maxima, reduce_sums;
@@ -43,7 +44,11 @@ struct CountedRows {
   at::Tensor rows;     // []: how many rows count. Both are 1 if none counts, and undefined unless
                        // a mean is wanted
 };
+
+/// Reads targets on the CPU, so that ignored rows are left out; counts others by operators.
 CountedRows count_rows(const LossCall& call);
+/// Takes all rows, without reading the targets. The numbers have this dtype.
+CountedRows count_by_operators(const LossCall& call, at::ScalarType dtype);
 
 /// Gradients of the inputs of a loss; undefined where they are not wanted.
 struct LossGradients {
@@ -64,19 +69,20 @@ struct LossPass {
   RowSums sums;             // if the classes are shared
 };
 
-/// Computes losses and gradients, a block of rows at a time. Losses and gradients are to be
-/// multiplied by `remaining_factor`. `upstream` [n], in the dtype of computation, are gradients by
-/// which those of the rows' losses are multiplied; it may be undefined. With `known` sums, only
-/// gradients are computed.
+/// Computes losses and gradients, a block of rows at a time; `remaining_factor` says what they are
+/// still to be multiplied by. `upstream` [n], in the dtype of computation, are gradients by which
+/// those of the rows' losses are multiplied; it may be undefined. With `known` sums, only gradients
+/// are computed.
 LossPass pass_over_rows(const LossCall& call, const CountedRows& rows,
                         const WantedLossGradients& wanted, const at::Tensor& upstream = {},
                         const RowSums& known = {});
 
-/// A number, or undefined for 1. For float16 it is the mean's divisor: gradients divided by it
-/// before might be too small for float16.
+/// A number [], by which the losses and gradients of a pass are still to be multiplied; undefined
+/// for 1. For float16 this divides by the mean's divisor: gradients that were divided before might
+/// be too small for float16.
 at::Tensor remaining_factor(const LossCall& call, const CountedRows& rows);
 
-/// Limits the bytes of a block's scores in all threads while it lives. For tests.
+/// While this object exists, it limits the bytes of a block's scores in all threads. For tests.
 class ScopedLossBlocks {
  public:
   explicit ScopedLossBlocks(int64_t bytes);

@@ -84,9 +84,8 @@ at::Tensor TiedWeight::scores(const at::Tensor& x) const {
 
 at::Tensor TiedWeight::loss(const at::Tensor& x, const at::Tensor& targets,
                             const LinearCrossEntropyOptions& options) const {
-  return of_head_.defined()
-             ? linear_cross_entropy(x.flatten(0, -2), of_head_, targets.flatten(), options)
-             : loss_of_head(embedding_, x, targets, options);
+  return of_head_.defined() ? loss_of_head(LinearParameters{of_head_, {}}, x, targets, options)
+                            : loss_of_head(embedding_, x, targets, options);
 }
 
 }  // namespace heed::detail

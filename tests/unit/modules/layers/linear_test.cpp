@@ -378,6 +378,40 @@ TEST(Linear, LeavesRowsOfBFloat16ToTiles) {
   }
 }
 
+/// Products of all rows, and of the first one in the same memory.
+TEST(Linear, WritesToMemoryThatIsGiven) {
+  torch::manual_seed(moved(8));
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (const auto& size : kSizes) {
+      SCOPED_TRACE(c10::str(dtype, " ", size.input, " to ", size.outputs));
+      const auto [input, weight, bias] = make_tensors(size, dtype);
+      const auto rows = input.reshape({-1, size.depth()});
+      const auto expected = at::linear(rows.to(at::kDouble), weight.to(at::kDouble));
+      const auto close = tolerance(dtype, size.depth());
+      at::Tensor memory;
+      for (const auto count : {rows.size(0), int64_t{1}}) {
+        for (const auto& added : {bias, at::Tensor()}) {
+          const auto some = rows.narrow(0, 0, count);
+          const auto product = detail::linear_in_memory(memory, some, weight, added);
+          const auto sum = expected.narrow(0, 0, count);
+          EXPECT_TRUE(is_close(product, added.defined() ? sum + bias : sum, close)) << count;
+          const bool is_libtorch = linear_product(some, weight, added) == LinearProduct::libtorch;
+          EXPECT_EQ(memory.defined() && product.is_alias_of(memory), is_libtorch) << count;
+        }
+      }
+      const auto larger = at::ones({rows.size(0) + 2, size.outputs}, dtype);
+      const auto own = larger.narrow(0, 1, rows.size(0));
+      detail::write_linear(rows, weight, own);
+      EXPECT_TRUE(is_close(own, expected, close));
+      detail::add_linear(rows, weight, own);
+      EXPECT_TRUE(is_close(own, 2 * expected, 2 * close));
+      for (const int64_t row : {int64_t{0}, rows.size(0) + 1}) {
+        EXPECT_TRUE(larger[row].eq(1).all().item<bool>()) << row;
+      }
+    }
+  }
+}
+
 TEST(Linear, OfFewRowsIsRightInEveryInstructionSet) {
   torch::manual_seed(moved(6));
   for (const auto* set : detail::instruction_sets()) {
