@@ -349,7 +349,7 @@ TEST_F(ChangedCheckpoint, IsRefusedIfATensorHasAnotherShapeOrDtype) {
         << name;
     auto fewer = tensors_;
     fewer.erase(name);
-    // What the optimizer has not seen yet has no state.
+    // A file may lack a step: the optimizer has no state of a parameter before its first gradient.
     const auto error = error_of(fewer);
     if (name.find("optimizer.step.") == 0) {
       EXPECT_EQ(error, "");
@@ -669,7 +669,7 @@ double loss_with_cache(const LanguageModel& trained, const std::string& text,
   return at::cat(losses).mean().item<double>();
 }
 
-/// Of what train_gpt has trained, by a test before this one.
+/// The model is that of an earlier test, which runs train_gpt.
 TEST(TrainedModel, KeepsItsPerplexityWithAnInt8Cache) {
   const char* folder = std::getenv("HEED_TRAINED_GPT");
   const char* text = std::getenv("HEED_TRAINED_TEXT");

@@ -72,7 +72,7 @@ Records exported(const Records& more = {}) {
   return records;
 }
 
-/// What AOTInductor packages, with weights in data/weights.
+/// A program that AOTInductor has compiled, with its weights in data/weights.
 Records compiled(const std::string& config, const std::string& weight) {
   return {{"archive_format", "pt2"},
           {"data/aotinductor/model/a.wrapper.so",
@@ -86,7 +86,7 @@ class Pt2File : public WeightFiles {
  protected:
   void write_archive(const Records& records) const { write(archive_of(records)); }
 
-  /// What loading throws that is not of `path_` alone but of a record in it.
+  /// The error of reading `path_` that names one of its records, from that name on.
   std::string record_error() const {
     const auto error = value_error([&] { read_weights(path_); });
     const auto start = "read_weights: path (" + path_ + ", ";
@@ -375,7 +375,7 @@ TEST_F(Pt2File, WhoseTensorsReachOutsideIsRefused) {
   EXPECT_EQ(error({2}, {1}, -1), "its offset must be integers of 0 or more");
   EXPECT_EQ(error(std::vector<int64_t>(65, 1), std::vector<int64_t>(65, 1), 0),
             "its sizes must be an array of at most 64");
-  // Of a tensor without memory, torch.export.save writes a record without bytes.
+  // torch.export.save writes a record without bytes for a tensor without memory.
   write_archive(exported({{"data/weights/weight_0", ""}}));
   EXPECT_EQ(load_error(),
             "must be a sound PyTorch file; \"x\": sizes [2, 3], strides [3, 1] and offset 0 must "

@@ -438,7 +438,8 @@ TEST(Misfits, FoldTheFirstNumberOfAName) {
   EXPECT_EQ(detail::describe(misfits),
             "\n  missing: h.{0..1,3,10}.w\n  missing: h.x.w\n  missing: 0.w\n  missing: w.0"
             "\n  missing: w1.b\n  missing: w2.b");
-  // Of an expert the layer only; names of the file where they have the same number.
+  // A name with two numbers, layer and expert, is folded over the layers only. Names of the file
+  // are folded where their numbers are those of the module's.
   misfits.missing = {"h.0.e.1.w", "h.1.e.1.w"};
   misfits.misshapen = {"h.0.w (Float [4] in the module, Float [8] in the file: l.0.w)",
                        "h.1.w (Float [4] in the module, Float [8] in the file: l.1.w)",
