@@ -8,7 +8,7 @@
 #include "support/row.h"
 #include "support/sdpa_backends.h"
 
-/// What rows of one device share: sizes, inputs, and the peers that compute the same.
+/// Sizes and inputs of the rows of a device, and the peers that compute the same.
 
 namespace heed::bench {
 
@@ -16,7 +16,7 @@ namespace heed::bench {
 struct DeviceShape {
   int64_t B, H, G, L, S, D, Dv;
 
-  /// Of the same proportions, for machines without a GPU.
+  /// A smaller shape of the same proportions, for machines without a GPU.
   DeviceShape tiny() const;
   std::string name() const;
 };
@@ -25,7 +25,8 @@ struct DeviceInputs {
   at::Tensor query, key, value;  // [B, H, L, D], [B, G, S, D], [B, G, S, Dv]
   at::Tensor output_gradient;    // [B, H, L, Dv]; undefined: inference
   AttendOptions options;
-  /// What the options hide or add, in one tensor for SDPA and operators; none where causal says it.
+  /// The mask or bias with which SDPA and operators do what `options` asks for; none where causal
+  /// is all.
   std::optional<at::Tensor> mask;
 };
 

@@ -19,14 +19,14 @@ namespace heed::bench {
 
 namespace {
 
-/// Of `count` sequences: evenly apart up to `longest`, or all of that length.
+/// The lengths of `count` sequences: evenly apart up to `longest`, or all `longest`.
 std::vector<int64_t> sequence_lengths(int64_t count, int64_t longest, bool equal) {
   std::vector<int64_t> lengths;
   for (int64_t n = 1; n <= count; ++n) lengths.push_back(equal ? longest : longest * n / count);
   return lengths;
 }
 
-/// The same sequences packed, and padded to the longest.
+/// Sequences packed, and again padded to the longest.
 struct PackedDeviceInputs {
   at::Tensor query, key, value;  // [T, H, D]
   at::Tensor offsets;            // [N + 1]

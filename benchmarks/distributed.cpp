@@ -121,7 +121,7 @@ class Training {
     return loss.item<double>();
   }
 
-  /// Of all steps, together.
+  /// The time of all steps of the optimizer, together.
   double optimizer_seconds() const { return optimizer_seconds_; }
 
   int64_t parameters() const {

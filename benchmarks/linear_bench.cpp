@@ -13,9 +13,9 @@ namespace heed::bench {
 
 namespace {
 
-/// Of the faster of LibTorch's products.
+/// A row's target beside LibTorch's products: this part of the speed of the faster one.
 constexpr double kOfProduct = 0.95;
-/// Of the speed of a plain read of the weights.
+/// The target beside a plain read of the weights, as a part of its speed.
 constexpr double kOfRead = 0.8;
 
 struct LinearShape {

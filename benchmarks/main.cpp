@@ -35,8 +35,8 @@ std::string take_option(const char* name, std::string value, int* argc, char** a
   return value;
 }
 
-/// Those of `device`, as given by --device; without, the rows that are measured on the CPU. On the
-/// CPU the device's rows are tiny, and with --sizes=tiny on any device.
+/// The rows of `device`, as given by --device; without it, those that are measured on the CPU. Rows
+/// of a device are tiny on the CPU, and with --sizes=tiny on any device.
 heed::bench::Rows all_rows(const std::string& device, const std::string& sizes) {
   heed::bench::Rows rows;
   if (!device.empty()) {

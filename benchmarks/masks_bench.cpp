@@ -23,7 +23,7 @@ namespace heed::bench {
 
 namespace {
 
-/// The same queries, keys and values in both.
+/// A masked call of ours and its peer, with the same queries, keys and values.
 struct MaskInputs {
   AttendCall ours, peer;
   at::Tensor mask;  // what ours hides beside causal, for SDPA

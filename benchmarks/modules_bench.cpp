@@ -27,7 +27,7 @@ struct Size {
 /// Never slower, and twice as fast where scores outweigh projections.
 double target(const Size& size) { return size.L >= 1024 ? 2.0 : 1.0; }
 
-/// Of the speed of its products and `attend` alone.
+/// A module's target beside its products and `attend` alone, as a part of their speed.
 constexpr double kOfParts = 1.0 / 1.15;
 
 /// A module of ours and the peers that compute the same from the same x.

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kPackedHeads = 8;
 constexpr int64_t kPackedHeadDim = 64;
 
-/// The same sequences end to end, and padded to the longest.
+/// Sequences end to end, and again padded to the longest.
 struct PackedInputs {
   at::Tensor query, key, value;                       // [T, H, D]
   at::Tensor offsets;                                 // [N + 1]

@@ -9,8 +9,8 @@
 #include <optional>
 #include <tuple>
 
-/// What heed's modules are measured against. Each is made from one of ours and computes the same:
-/// the textbook's share its parameters, torch::nn::MultiheadAttention copies them.
+/// Peers of heed's modules. Each is made from one of ours and computes the same: the textbook's
+/// share its parameters, torch::nn::MultiheadAttention copies them.
 
 namespace heed::bench {
 

@@ -35,8 +35,8 @@ std::optional<at::ScalarType> dtype_of(const std::string& name) {
   return std::nullopt;
 }
 
-/// What reads the prompt and writes the answer: numbers with --tokens, and where there is no
-/// tokenizer.
+/// The codec that reads the prompt and writes the answer: that of numbers with --tokens, and where
+/// there is no tokenizer.
 std::shared_ptr<const heed::examples::Codec> codec_for(const LanguageModel& model,
                                                        const Arguments& arguments) {
   const bool numbers = !arguments.tokens.empty() || (!model.codec && arguments.prompt.empty());

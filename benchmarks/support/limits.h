@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-/// What rows have beside them to show how far they are from what the machine can do.
+/// Contestants that show how far a row is from what the machine can do.
 
 namespace heed::bench {
 
@@ -18,7 +18,8 @@ at::Tensor onednn_linear(const at::Tensor& input, const at::Tensor& weight,
 /// words.
 int64_t plain_read(const at::Tensor& tensor);
 
-/// The same with the widest vectors and many sums: as fast as memory is.
+/// Reads the tensor once, with the widest vectors and many sums, as fast as memory is; returns the
+/// sum of its words.
 int64_t vector_read(const at::Tensor& tensor);
 
 /// For a contestant that does a part of the work only: its result is not compared with ours.

@@ -6,7 +6,7 @@
 
 namespace heed::bench {
 
-/// What a process has done in a measured group.
+/// The bytes that a process has sent in a measured group, and how long it has waited.
 struct Traffic {
   /// Bytes of tensors that it handed over for other processes, by sends and all-to-alls. Not
   /// counted are all-gathers: attention uses them to compare a few bytes before it begins.

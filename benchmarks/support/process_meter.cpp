@@ -41,7 +41,7 @@ int64_t bytes_on_wire(const std::string& interface) {
 }
 
 int64_t peak_of_process(const std::function<void()>& work) {
-  // What has been freed must not serve again unseen: large blocks go back to the system.
+  // Large blocks go back to the system when they are freed, so that using them again is seen.
   constexpr int kLargeBlock = 1 << 16;
   ::mallopt(M_MMAP_THRESHOLD, kLargeBlock);
   ::malloc_trim(0);

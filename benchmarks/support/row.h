@@ -18,7 +18,7 @@ template <typename Inputs>
 struct Contestant {
   std::string name;
   std::function<at::Tensor(Inputs&)> run;
-  /// What its time over ours must reach: 2 means ours at least twice as fast. 0: none set.
+  /// The least that its time over ours may be: 2 means ours at least twice as fast. 0: none set.
   double target = 0.0;
   /// Views its result in the layout of ours, to compare them; not timed. Undefined: it does a part
   /// of the work only, as a bound.
@@ -29,7 +29,7 @@ struct Contestant {
   double (*share)(const Inputs&) = nullptr;
 };
 
-/// What is known of a row beside its contestants.
+/// The properties of a row, beside its contestants.
 struct RowTraits {
   double flops = 0.0;     ///< useful floating-point operations a call, 0 if not meaningful
   double bytes = 0.0;     ///< useful bytes read and written a call, 0 if not meaningful

@@ -75,7 +75,7 @@ class BatchGenerator {
     int64_t generated = 0;
     int64_t sequence = -1;  // in the cache, if it is not waiting
   };
-  /// What a step reads of each text.
+  /// The tokens that a step reads: `counts[i]` of them belong to the text in `sequences[i]`.
   struct Unread {
     std::vector<int64_t> sequences, counts, tokens;
   };

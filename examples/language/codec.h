@@ -13,7 +13,7 @@ namespace heed::examples {
 struct Speller {
   /// The text that this token completes, which may be empty.
   std::function<std::string(int64_t)> push;
-  /// What was held back.
+  /// The text that was held back because its last character is not complete.
   std::function<std::string()> finish;
 };
 

@@ -11,7 +11,7 @@ namespace heed::examples {
 /// The tokens of a GPT are bytes.
 constexpr int64_t kBytes = 256;
 
-/// Of the models that train_gpt trains.
+/// The sizes of a model that train_gpt trains.
 struct GptOptions {
   int64_t layers = 4;
   int64_t width = 192;

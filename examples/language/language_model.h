@@ -23,8 +23,8 @@ struct LanguageModel {
   std::vector<int64_t> start;          ///< read in place of an empty prompt
   std::vector<int64_t> ends;           ///< tokens that end a text
 
-  /// What the model sees of a prompt. Throws std::runtime_error when there is nothing to begin
-  /// with, when the prompt is too long, and when the model has no such token.
+  /// The tokens of a prompt that the model sees. Throws std::runtime_error when there is nothing to
+  /// begin with, when the prompt is too long, and when the model has no such token.
   std::vector<int64_t> window_of(const std::vector<int64_t>& prompt) const;
   /// Appends `tokens` to `window`, the part of a text that the model sees. If the context has no
   /// room left, only the last half of it stays, which leaves room for as many new tokens. Returns

@@ -96,7 +96,7 @@ void name_other_sampling(const json& object, const SamplingOptions& sampling,
   compare("min_p", "--min-p", 0, sampling.min_p());
 }
 
-/// What generation_config.json says, or else config.json.
+/// The tokens that a field of generation_config.json names, or else that of config.json.
 std::vector<int64_t> special_tokens(const std::string& folder, const std::string& field) {
   for (const auto* name : {"/generation_config.json", "/config.json"}) {
     const auto path = folder + name;

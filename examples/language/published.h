@@ -24,9 +24,9 @@ int64_t published_context(const std::string& folder);
 /// The tokenizer of the folder; empty if there is none.
 std::shared_ptr<const Codec> published_codec(const std::string& folder);
 
-/// What the folder's generation_config.json, or else its config.json, asks for that would change
-/// the text, and that a program does not do which samples with these options: a sentence, empty if
-/// there is nothing. Throws std::runtime_error when the file is not a JSON object.
+/// A sentence about the settings in the folder's generation_config.json, or else its config.json,
+/// that would change the text, and that a program which samples with these options does not follow;
+/// empty if there are none. Throws std::runtime_error when the file is not a JSON object.
 std::string left_out(const std::string& folder, const SamplingOptions& sampling);
 
 /// Copies what belongs to the tokenizer and to generation, for a model that was made from this

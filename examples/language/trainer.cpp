@@ -46,7 +46,7 @@ FusedAdamW make_optimizer(const Decoder& model, const TrainingOptions& options) 
       {matrices, settings(options.weight_decay)}, {vectors, settings(0)}});
 }
 
-/// Of the step after `done` ones.
+/// The learning rate of the step after `done` ones.
 double learning_rate(const TrainingOptions& options, int64_t done) {
   if (done < options.warm_up) {
     return options.learning_rate * static_cast<double>(done + 1) /
@@ -58,7 +58,8 @@ double learning_rate(const TrainingOptions& options, int64_t done) {
          (kLastRate + (1 - kLastRate) * (1 + std::cos(M_PI * std::min(part, 1.0))) / 2);
 }
 
-/// Of what draws random numbers: the batches on the CPU, dropout on the device.
+/// The generators of all random numbers, with their names in a checkpoint: batches draw on the CPU,
+/// dropout on the device.
 std::vector<std::pair<std::string, at::Generator>> generators(at::Device device) {
   std::vector<std::pair<std::string, at::Generator>> all = {
       {kGenerator, at::globalContext().defaultGenerator(at::kCPU)}};
@@ -159,7 +160,7 @@ double Trainer::tokens_a_step() const {
          static_cast<double>(trained_.context);
 }
 
-/// What stands in `text` [N] from each of `starts` [B] on: [B, context + 1] int64.
+/// The tokens of `text` [N] from each of `starts` [B] on: [B, context + 1] int64.
 at::Tensor Trainer::windows(const at::Tensor& text, const at::Tensor& starts) const {
   const auto places = starts.unsqueeze(1) + at::arange(trained_.context + 1);
   return text.index({places.to(device_)}).to(at::kLong);

@@ -32,7 +32,7 @@ struct TrainingOptions {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TrainingOptions, steps, batch_size, accumulate, learning_rate,
                                    warm_up, clip, weight_decay, seed, dtype)
 
-/// What is trained.
+/// A language model to train: how it is made, and how its losses are reported.
 struct TrainedModel {
   std::function<Decoder()> make;  ///< as it is before the first step, on the CPU
   int64_t context = 0;            ///< tokens that it sees at once

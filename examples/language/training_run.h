@@ -29,7 +29,7 @@ struct RunOptions {
 
 void add_run_options(CommandLine& app, RunOptions& options, const std::string& about_text);
 
-/// What one of these programs does in its own way.
+/// The parts of a training that each program does in its own way.
 class TrainingTask {
  public:
   virtual ~TrainingTask() = default;

@@ -12,7 +12,7 @@ namespace heed::examples {
 /// milestone.
 class Progress {
  public:
-  /// Of `total_steps`, an earlier run that is now continued has done `done` steps.
+  /// A task of `total_steps`, `done` of which an earlier run has done that is now continued.
   explicit Progress(int64_t total_steps, int64_t done = 0, std::FILE* stream = stdout);
   ~Progress();
   Progress(const Progress&) = delete;

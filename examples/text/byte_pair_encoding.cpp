@@ -37,7 +37,7 @@ class Merges {
       if (!left_id || !right_id || !both) {
         refuse(place, left + " " + right, "must be two tokens of model.vocab that make a third");
       }
-      // Of a pair that occurs twice, the later one counts.
+      // A pair may occur twice: the later one counts.
       merges_[key(*left_id, *right_id)] = {own_rank, *both};
     });
   }

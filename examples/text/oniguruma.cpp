@@ -302,7 +302,8 @@ class Translation {
   int depth_ = 0, lookaheads_ = 0;
   int64_t repetitions_ = 0;  // at least
   bool folds_ = false;       // within (?i:
-  // What stands before in a sequence within (?i:. The inner nullopt is a class.
+  // The element before in a sequence within (?i:, if there is one: a character, or nullopt for a
+  // class.
   std::optional<std::optional<char32_t>> before_;
 };
 

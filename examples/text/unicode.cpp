@@ -69,7 +69,7 @@ struct Beginning {
   bool is_cut;       // the bytes end before it does
 };
 
-/// What the bytes, of which there are some, begin with (Unicode, table 3-7).
+/// The beginning of the bytes, of which there is at least one (Unicode, table 3-7).
 Beginning begin_of(std::string_view bytes) {
   const auto byte = [&bytes](size_t i) { return static_cast<unsigned char>(bytes[i]); };
   const auto first = byte(0);

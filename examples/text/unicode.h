@@ -28,7 +28,7 @@ size_t behind_spaces(std::string_view text, size_t begin);
 size_t count_characters(std::string_view text);
 void append_character(char32_t character, std::string& text);
 
-/// What `map` appends for each character.
+/// The text that `map` makes: it appends to its second argument what stands for a character.
 std::string map_characters(std::string_view text,
                            const std::function<void(char32_t, std::string&)>& map);
 

@@ -2,33 +2,22 @@
 #include <ATen/core/functional.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/floor_divide.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
-#include <heed/attention.h>
 #include <heed/autocast.h>
-#include <heed/decoder.h>
 #include <heed/distributed/context_parallel.h>
-#include <heed/multi_head_attention.h>
-#include <heed/text_encoder.h>
-#include <heed/transformer.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <functional>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "distributed/processes.h"
@@ -120,12 +109,6 @@ class Cases {
 /// The rows of this process's queries.
 at::Tensor own_rows(const at::Tensor& scores, const ProcessGroup& group) {
   return scores.size(-2) == 1 ? scores : shard_sequence(scores, -2, group);
-}
-
-at::Tensor sum_over_processes(const at::Tensor& tensor, const ProcessGroup& group) {
-  std::vector<at::Tensor> tensors = {tensor.clone(at::MemoryFormat::Contiguous)};
-  group->allreduce(tensors)->wait();
-  return tensors[0];
 }
 
 /// Every third token begins a document.
@@ -397,229 +380,6 @@ TEST(ContextParallel, ShardsAndUnshards) {
     // Both processes use the whole.
     const auto expected = at::zeros_like(x).index_copy(1, at::tensor(columns), 4 * own.detach());
     EXPECT_TRUE(x.grad().equal(expected));
-  });
-}
-
-heed::Decoder make_decoder(bool learned_positions) {
-  auto attention = GroupQueryAttentionOptions(16, 4, 2).causal(true).dropout(0.3);
-  if (!learned_positions) attention.rotary(RotaryEmbeddingOptions(4));
-  const auto block = TransformerBlockOptions(attention).norm(NormKind::rms_norm);
-  auto options = DecoderOptions(/*vocab_size=*/11, block, /*num_layers=*/2);
-  if (learned_positions) {
-    options.positions(PositionEmbeddingOptions(16).kind(PositionKind::learned).max_length(64));
-  }
-  return Decoder(options);
-}
-
-/// Documents of five tokens, from whose middle some rows begin, and the positions in them.
-TransformerInputs packed_inputs(int64_t batch, int64_t length) {
-  const auto index = at::arange(length).unsqueeze(0) + at::arange(batch).unsqueeze(1);
-  return TransformerInputs().documents(index.floor_divide(5)).positions(index.remainder(5));
-}
-
-/// This process's share of a row's tokens.
-at::Tensor own_tokens(const at::Tensor& rows, const ProcessGroup& group) {
-  return shard_sequence(rows, 1, group);
-}
-
-TransformerInputs own_inputs(TransformerInputs inputs, const ProcessGroup& group) {
-  for (auto* rows : {&inputs.documents(), &inputs.positions()}) {
-    if (*rows) *rows = own_tokens(**rows, group);
-  }
-  return inputs;
-}
-
-void expect_trained_as_one_process(bool learned_positions, const TransformerInputs& inputs,
-                                   distributed::SequenceExchange exchange,
-                                   const ProcessGroup& group) {
-  torch::manual_seed(moved(1));
-  auto whole = make_decoder(learned_positions);
-  auto shared = std::dynamic_pointer_cast<DecoderImpl>(whole->clone());
-  for (auto* model : {whole.get(), shared.get()}) model->to(at::kDouble);
-  distributed::share_sequence(*shared, group, exchange);
-  const auto all = at::randint(11, {3, 17}, at::kLong);
-  const auto loss = [](DecoderImpl& model, const at::Tensor& x, const at::Tensor& y,
-                       const TransformerInputs& given) {
-    torch::manual_seed(moved(9));  // dropout
-    return model.loss(x, y, given);
-  };
-  const auto tokens = all.narrow(1, 0, 16), targets = all.narrow(1, 1, 16);
-  const auto expected = loss(*whole, tokens, targets, inputs);
-  expected.backward();
-  const auto own = loss(*shared, own_tokens(tokens, group), own_tokens(targets, group),
-                        own_inputs(inputs, group));
-  own.backward();
-  EXPECT_TRUE(is_close(sum_over_processes(own.detach(), group) / 2, expected, 1e-12));
-  const auto parameters = whole->named_parameters();
-  for (const auto& parameter : shared->named_parameters()) {
-    const auto mean = sum_over_processes(parameter.value().grad(), group) / 2;
-    EXPECT_TRUE(is_close(mean, parameters[parameter.key()].grad(), 1e-12)) << parameter.key();
-  }
-  distributed::share_sequence(*shared, {});
-  EXPECT_TRUE(is_close(loss(*shared, tokens, targets, inputs), expected, 1e-12));
-}
-
-TEST(ContextParallel, TrainsADecoderAsOneProcess) {
-  using distributed::SequenceExchange;
-  for (const auto exchange : {SequenceExchange::ring, SequenceExchange::ulysses}) {
-    in_processes(2, [&](const ProcessGroup& group) {
-      for (const bool learned_positions : {false, true}) {
-        expect_trained_as_one_process(learned_positions, {}, exchange, group);
-        expect_trained_as_one_process(learned_positions, packed_inputs(3, 16), exchange, group);
-      }
-    });
-  }
-}
-
-TEST(ContextParallel, EncodesTextAsOneProcess) {
-  in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(moved(11));
-    const auto positions = PositionEmbeddingOptions(16).kind(PositionKind::learned).max_length(16);
-    const EncoderOptions stack(GroupQueryAttentionOptions(16, 4, 2), /*num_layers=*/2);
-    const auto options = TextEncoderOptions(/*vocab_size=*/11, stack).positions(positions);
-    TextEncoder encoder(options), counted(TextEncoderOptions(options).padding_token(1));
-    encoder->to(at::kDouble);
-    const auto tokens = at::randint(11, {3, 16}, at::kLong);
-    for (const auto& inputs : {TransformerInputs(), packed_inputs(3, 16)}) {
-      distributed::share_sequence(*encoder, {});
-      const auto whole = encoder->forward(tokens, inputs);
-      distributed::share_sequence(*encoder, group);
-      const auto own = encoder->forward(own_tokens(tokens, group), own_inputs(inputs, group));
-      EXPECT_TRUE(is_close(own, own_tokens(whole, group), 1e-12));
-    }
-    distributed::share_sequence(*counted, group);
-    EXPECT_ERROR(
-        "TextEncoder: positions must be given where processes share the sequence: those of "
-        "padding_token (1) count all tokens",
-        counted->forward(own_tokens(tokens, group)));
-  });
-}
-
-/// A share of a sequence does not tell the lengths of documents.
-TEST(ContextParallel, TakesRotaryAnglesOfItsOwnTokens) {
-  in_processes(2, [](const ProcessGroup& group) {
-    torch::manual_seed(moved(12));
-    const auto rotary = RotaryEmbeddingOptions(4).scaling(NtkScaling(4.0).original_length(3));
-    const auto attention = GroupQueryAttentionOptions(16, 4, 2).causal(true).rotary(rotary);
-    Encoder encoder(EncoderOptions(attention, /*num_layers=*/2));
-    encoder->to(at::kDouble);
-    const auto x = uniform({3, 16, 16}, at::kDouble);
-    const auto inputs = packed_inputs(3, 16);
-    const auto whole = encoder->forward(x, inputs);
-    distributed::share_sequence(*encoder, group);
-    const auto own_x = shard_sequence(x, 1, group);
-    auto own = own_inputs(inputs, group);
-    EXPECT_ERROR(
-        "Encoder: positions must be absent where processes share the sequence and its length "
-        "changes the rotary frequencies: pass rotary_angles",
-        encoder->forward(own_x, own));
-    // Only the last document of each row is shorter than five tokens.
-    const auto lengths = at::full({3, 16}, 5, at::kLong);
-    for (int64_t row = 0; row < 3; ++row) lengths[row].narrow(0, 15 - row, row + 1).fill_(row + 1);
-    const auto& embedding = encoder->blocks->ptr<TransformerBlockImpl>(0)->attention->rotary;
-    const auto angles = embedding->angles(*inputs.positions(), lengths, at::kDouble);
-    own.rotary_angles(
-        RotaryAngles{shard_sequence(angles.cos, 2, group), shard_sequence(angles.sin, 2, group)});
-    EXPECT_TRUE(is_close(encoder->forward(own_x, own), shard_sequence(whole, 1, group), 1e-12));
-  });
-}
-
-TEST(ContextParallelErrors, NameWhatIsWrong) {
-  in_processes(2, [](const ProcessGroup& group) {
-    const auto x = at::zeros({2, 4, 6, 8});
-    EXPECT_ERROR(
-        "shard_sequence: dim 2 (6) must be a multiple of 4, two chunks for each of 2 processes; "
-        "tensor [2, 4, 6, 8]",
-        shard_sequence(x, 2, group));
-    EXPECT_ERROR("shard_sequence: dim (4) must be from -4 to 3; tensor [2, 4, 6, 8]",
-                 shard_sequence(x, 4, group));
-    EXPECT_ERROR(
-        "unshard_sequence: dim 2 (3) must be even, as shard_sequence makes it; tensor [2, 4, 3, 8]",
-        unshard_sequence(x.narrow(2, 0, 3), 2, group));
-    EXPECT_ERROR("ring_attend: group must not be null", ring_attend(x, x, x, {}));
-    const auto by_rule = make_block_mask(
-        1, 1, 6, 6, [](int64_t /*b*/, int64_t /*h*/, int64_t i, int64_t j) { return j <= i; });
-    EXPECT_ERROR("ring_attend: block_mask must be absent: pass its mask() as mask",
-                 ring_attend(x, x, x, group, AttendOptions().block_mask(by_rule)));
-    EXPECT_ERROR(
-        "ring_attend: query dim 2 (5) must be even, as shard_sequence makes it; query [2, 4, 5, 8]",
-        ring_attend(x.narrow(2, 0, 5), x, x, group));
-    EXPECT_ERROR(
-        "ring_attend: mask dim 1 (6) must equal S (12), the keys of all processes; mask [6, 6], "
-        "key [2, 4, 6, 8]",
-        ring_attend(x, x, x, group, AttendOptions().mask(at::ones({6, 6}, at::kBool))));
-    EXPECT_ERROR(
-        "ulysses_attend: query dim 1 (3) must be a multiple of the number of processes (2); query "
-        "[2, 3, 6, 8]",
-        ulysses_attend(x.narrow(1, 0, 3), x.narrow(1, 0, 3), x.narrow(1, 0, 3), group));
-  });
-}
-
-TEST(ContextParallelErrors, NameOptionsThatCannotShareASequence) {
-  in_processes(2, [](const ProcessGroup& group) {
-    const auto x = at::zeros({2, 4, 6, 8});
-    const auto lengths = at::ones({2}, at::kLong);
-    const std::pair<std::string, AttendOptions> refused[] = {
-        {"global_tokens must be absent",
-         AttendOptions().left_window(1).global_tokens(at::ones({6}, at::kBool))},
-        {"query_lengths must be absent", AttendOptions().query_lengths(lengths)},
-        {"key_lengths must be absent", AttendOptions().key_lengths(lengths)},
-        {"relative_positions must be absent",
-         AttendOptions().relative_bias(at::zeros({4, 3})).relative_positions(at::arange(6))},
-        {"mask_batch must be each", AttendOptions().mask_batch(MaskBatch::cycled)}};
-    for (const auto& [what, options] : refused) {
-      const auto expected = "_attend: " + what + ": processes share the sequence";
-      EXPECT_ERROR("ring" + expected, ring_attend(x, x, x, group, options));
-      EXPECT_ERROR("ulysses" + expected, ulysses_attend(x, x, x, group, options));
-    }
-  });
-}
-
-TEST(ContextParallelErrors, NameWhatCannotShareASequence) {
-  in_processes(2, [](const ProcessGroup& group) {
-    torch::nn::Linear linear(2, 2);
-    EXPECT_ERROR("share_sequence: module must contain a MultiHeadAttention or GroupQueryAttention",
-                 distributed::share_sequence(*linear, group));
-    torch::nn::ModuleList attentions(MultiHeadAttention(8, 2), AttentionV1(8));
-    EXPECT_ERROR("share_sequence: 1: module must not be or contain AttentionV1",
-                 distributed::share_sequence(*attentions, group));
-    MultiHeadAttention attention(8, 2);
-    distributed::share_sequence(*attention, group);
-    const auto x = at::zeros({1, 4, 8});
-    EXPECT_ERROR(
-        "MultiHeadAttention: forward_with_weights must not be used while processes share the "
-        "sequence",
-        attention->forward_with_weights(x));
-    EXPECT_ERROR(
-        "MultiHeadAttention: mask dim 1 (4) must equal S (8); mask [4, 4], query [1, 4, 8], key "
-        "[1, 4, 8]",
-        attention->forward(x, at::ones({4, 4}, at::kBool)));
-    auto cache = attention->make_cache(1, 8);
-    EXPECT_ERROR("MultiHeadAttention: a cache must not be used while processes share the sequence",
-                 attention->forward_cached(x, cache));
-  });
-}
-
-TEST(ContextParallelErrors, NameTheProcessThatDiffers) {
-  in_processes(3, [](const ProcessGroup& group) {
-    const bool odd = group->getRank() == 1;
-    const auto x = at::zeros({2, 4, 6, 8}), longer = at::zeros({2, 4, 8, 8});
-    EXPECT_ERROR(
-        "ring_attend: call of rank 1 (key [2, 4, 8, 8] Float) must equal that of rank 0 (key [2, "
-        "4, 6, 8] Float)",
-        ring_attend(x, odd ? longer : x, odd ? longer : x, group));
-    EXPECT_ERROR("ring_attend: call of rank 1 (scale 2) must equal that of rank 0 (scale 1)",
-                 ring_attend(x, x, x, group, AttendOptions().causal(true).scale(odd ? 2.0 : 1.0)));
-    EXPECT_ERROR(
-        "ring_attend: call of rank 1 (right_window none) must equal that of rank 0 (right_window "
-        "0)",
-        ring_attend(x, x, x, group, odd ? AttendOptions() : AttendOptions().right_window(0)));
-    const auto bias = at::zeros({4, 3});
-    EXPECT_ERROR(
-        "ring_attend: call of rank 1 (relative_bias [4, 3] Float requires grad) must equal that of "
-        "rank 0 (relative_bias [4, 3] Float)",
-        ring_attend(x, x, x, group,
-                    AttendOptions().relative_bias(odd ? bias.clone().requires_grad_() : bias)));
   });
 }
 

@@ -101,6 +101,12 @@ std::vector<Ended> run_group(int64_t size, std::chrono::milliseconds timeout,
   });
 }
 
+at::Tensor sum_over_processes(const at::Tensor& tensor, const ProcessGroup& group) {
+  std::vector<at::Tensor> tensors = {tensor.clone(at::MemoryFormat::Contiguous)};
+  group->allreduce(tensors)->wait();
+  return tensors[0];
+}
+
 uint16_t free_port() {
   const auto descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <heed/distributed/process_group.h>
 #include <sys/types.h>
 
@@ -35,6 +36,9 @@ std::vector<Ended> run_processes(
 /// Runs processes as run_processes does, and gives each their common group.
 std::vector<Ended> run_group(int64_t size, std::chrono::milliseconds timeout,
                              const std::function<void(const ProcessGroup&)>& work);
+
+/// The sum of the tensors of all processes of the group.
+at::Tensor sum_over_processes(const at::Tensor& tensor, const ProcessGroup& group);
 
 /// A TCP port of the loopback device that is free now.
 uint16_t free_port();

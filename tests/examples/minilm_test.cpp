@@ -41,7 +41,7 @@ class MiniLm : public ::testing::Test {
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 
-  /// What Python computed.
+  /// The texts with their tokens and embeddings, as Python computes them.
   const test::Fixture& python() const {
     static const test::Fixture fixture(test::fixture_path("minilm.pt"));
     return fixture;

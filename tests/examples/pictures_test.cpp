@@ -48,7 +48,7 @@ class Pictures : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  /// Of the PNG, from its header.
+  /// The size of the PNG file, which its header says.
   Size size() const {
     const auto png = bytes();
     EXPECT_EQ(png.substr(0, 8), "\x89PNG\r\n\x1a\n");

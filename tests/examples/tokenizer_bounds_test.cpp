@@ -64,7 +64,8 @@ std::string error_of(const Run& run) {
   return "";
 }
 
-/// What encoding a text throws, when the value that a JSON pointer names is another.
+/// The error of encoding a text with a tokenizer in which the value that a JSON pointer names is
+/// replaced by `value`.
 std::string encoding_error(const std::string& pointer, const Json& value, const std::string& text) {
   TokenizerFile file;
   file.set(pointer, value);
@@ -142,7 +143,7 @@ TEST(TokenizerBounds, OfCombiningMarks) {
     const auto tokenizer = file.read();
     const auto text = tokenizer.decode(tokenizer.encode(marks));
     const bool composes = form[2] == 'C' || form[3] == 'C';
-    // Those of class 230 come before those of class 232; the first is composed.
+    // Marks of the combining class 230 come before those of 232; the first is composed with the a.
     const auto ordered = composes
                              ? "\u00e0" + repeated("\u0300", 49'999) + repeated("\u0315", 50'000)
                              : "a" + repeated("\u0300", 50'000) + repeated("\u0315", 50'000);
@@ -159,7 +160,7 @@ TEST(TokenizerBounds, OfPatterns) {
   // The words are short, but each of them takes its time.
   const auto steps = sequence_of("pretokenizers", split_with("(a?){50}(a?){50}b|a"), 64);
   EXPECT_EQ(encoding_error("/pre_tokenizer", steps, text), kTooManySteps);
-  // What known tokenizers have, with rows that take many steps.
+  // A pattern of published tokenizers stays within the steps, also for rows that take many.
   const auto known = split_with(
       "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|"
       "\\s+(?!\\S)|\\s+");

@@ -26,7 +26,7 @@ class TokenizerFile {
 
   examples::Tokenizer read() const;
   examples::Tokenizer read_text(const std::string& text) const;
-  /// What reading it throws, without the path that it begins with; empty when it throws nothing.
+  /// The error of reading the file, without the path at its beginning; empty if there is none.
   std::string error() const;
   std::string error_of_text(const std::string& text) const;
 

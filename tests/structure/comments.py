@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if a comment of src, include or tests begins as if its subject stood elsewhere.
+"""Fails if a comment of the C++ sources begins as if its subject stood elsewhere.
 
     comments.py ROOT
 
@@ -11,8 +11,7 @@ import pathlib
 import re
 import sys
 
-# Their comments are still to be rewritten.
-LEFT_OUT = ("tests/examples/", "tests/unit/models/pretrained/", "tests/unit/weights/")
+FOLDERS = ("src", "include", "tests", "examples", "benchmarks")
 WITHOUT_SUBJECT = re.compile(r"^\s*//[/<]*\s*(?:What|The same|Of|Whose|Those)\s")
 COMMENT = re.compile(r"^\s*//")
 
@@ -28,9 +27,8 @@ def faults(text):
 
 def main():
     root = pathlib.Path(sys.argv[1])
-    files = [path for folder in ("src", "include", "tests")
-             for path in sorted((root / folder).rglob("*")) if path.suffix in (".h", ".cpp")
-             and not path.relative_to(root).as_posix().startswith(LEFT_OUT)]
+    files = [path for folder in FOLDERS
+             for path in sorted((root / folder).rglob("*")) if path.suffix in (".h", ".cpp")]
     found = [f"{path.relative_to(root)}:{number}: {line}"
              for path in files for number, line in faults(path.read_text())]
     print("\n".join(found))

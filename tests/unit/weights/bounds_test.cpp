@@ -78,7 +78,7 @@ class WeightBounds : public WeightFiles {
     return error;
   }
 
-  /// The same of a file that is read, but has not all that `box_` has.
+  /// Whether loading the file stays within the bounds, and fails only because `box_` has more.
   bool fits_in_part(const std::string& file, const std::string& what) {
     return expect_bounded(file, what).find("must fit the module") != std::string::npos;
   }

@@ -25,7 +25,7 @@ class LoadAdvice : public WeightFiles {
   std::string error(torch::nn::Module& module, const LoadOptions& options = {}) const {
     return value_error([&] { load_weights(module, path_, options); });
   }
-  /// What the error advises, after the names that do not fit.
+  /// The advice of the error, which stands after the names that do not fit.
   std::string advice(torch::nn::Module& module, const LoadOptions& options = {}) const {
     const auto text = error(module, options);
     const auto begin = text.find(" that may help: ");

@@ -189,7 +189,7 @@ TEST(NameMaps, PassOverBiasesThatNobodyHas) {
             "in_proj_bias");
 }
 
-/// What torch.save(model.state_dict()) writes of a tied model holds the head as well.
+/// Files of tied models hold the head as well: torch.save writes all of model.state_dict().
 TEST(NameMaps, LeaveOutAHeadThatIsTheEmbedding) {
   const MultiHeadAttention without_head(4, 2);
   const auto embedding = uniform({5, 4}, at::kFloat);

@@ -191,7 +191,8 @@ TEST_F(PytorchFile, WhoseTensorsReachOutsideIsRefused) {
   EXPECT_EQ(load_error(), "must be a sound PyTorch file; it must hold a record \"data/../0\"");
 }
 
-/// Of dtypes and kinds that heed does not have: the others load, and the report names it.
+/// A tensor of a dtype or kind that heed does not have is left out: the others load, and the report
+/// names it.
 TEST_F(PytorchFile, MayHoldATensorThatHeedCannot) {
   const auto v3 = [](const std::string& dtype) {
     return call(
@@ -278,7 +279,7 @@ TEST_F(PytorchFile, WithoutNamesSaysHowToGiveThem) {
   EXPECT_EQ(pickle_error(tuple(kWhole)), "must hold a dict of tensors; it holds a tuple"s + items);
 }
 
-/// What C++'s torch::pickle_save writes.
+/// torch::pickle_save writes any value; heed reads dicts of tensors.
 TEST_F(PytorchFile, OfPickleSaveIsReadWhereItIsADict) {
   c10::Dict<std::string, at::Tensor> named;
   named.insert("x", at::arange(6.F).view({2, 3}));

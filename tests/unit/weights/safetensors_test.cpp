@@ -35,7 +35,8 @@ std::string floats(std::initializer_list<float> values) {
 }
 
 TEST_F(Safetensors, AreReadWhereverTheyLie) {
-  // Of odd length, so that no tensor is aligned; in another order than that of the names.
+  // The header is of odd length, so that no tensor is aligned, and its order is not that of the
+  // names.
   const std::string header =
       R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
       R"("a":{"shape":[],"data_offsets":[9,13],"dtype":"I32"},)"

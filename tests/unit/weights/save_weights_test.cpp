@@ -38,7 +38,7 @@ using SaveWeights = WeightFiles;
 
 constexpr WeightFormat kFormats[] = {WeightFormat::safetensors, WeightFormat::torchscript};
 
-/// Those that LibTorch has since 2.7.
+/// The dtypes that LibTorch has since 2.7.
 std::vector<at::ScalarType> newer_dtypes() {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
   return {at::kFloat8_e8m0fnu};
@@ -208,7 +208,7 @@ TEST_F(SaveWeights, ResolvesWhatWasPutOff) {
   EXPECT_TRUE(child_of_loaded->named_buffers()["negative"].equal(at::full({4}, -1.F)));
 }
 
-/// What a file in TorchScript cannot hold is refused; what is written, LibTorch and heed read.
+/// A name that a file in TorchScript cannot hold is refused. LibTorch and heed read all others.
 TEST_F(SaveWeights, HoldAnyNameOrRefuseIt) {
   std::vector<std::string> names = {"a b",
                                     "a/b",
@@ -313,7 +313,8 @@ std::vector<std::string> files_in(const std::filesystem::path& folder) {
   return names;
 }
 
-/// What a file of at most `size` bytes makes of `write`: an error, or the end of the process.
+/// Calls `write` while a file may have `size` bytes at most: a write beyond fails, or the signal
+/// SIGXFSZ ends the process.
 template <typename Write>
 void with_file_limit(rlim_t size, Write&& write) {
   rlimit before{};

@@ -9,8 +9,8 @@ namespace {
 
 class PretrainedConfig : public PretrainedFiles {
  protected:
-  /// What reading a file that is no sound JSON throws, after "path (...) must be a sound JSON file;
-  /// ".
+  /// The error of reading a file that is no sound JSON, after "path (...) must be a sound JSON
+  /// file; ".
   std::string json_error(const std::string& json) const {
     const auto error = value_error([&] { read(json); });
     const auto start = "path (" + path_ + ") must be a sound JSON file; ";
@@ -102,7 +102,7 @@ TEST_F(PretrainedConfig, IsUnderstoodToTheLastField) {
   EXPECT_EQ(error("bert", R"("pruned_heads": {"1": [2]},)"),
             R"(pruned_heads {"1":[2]} is not supported ({}))");
   EXPECT_EQ(error("bert", R"("is_decoder": true,)"), "is_decoder true is not supported (false)");
-  // Of what makes no difference.
+  // Fields that make no difference to the model may have any value.
   decoder("llama", R"("architectures": ["LlamaForCausalLM"], "use_cache": true, "eos_token_id": 2,
                       "torch_dtype": "bfloat16", "transformers_version": "4.40.0",
                       "id2label": {"0": "no"}, "temperature": 0.6, "pretraining_tp": 1,

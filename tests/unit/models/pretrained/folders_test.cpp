@@ -34,8 +34,8 @@ class PretrainedFolder : public WeightFiles {
     save_pretrained(make_model(config_), folder_, config_);
   }
 
-  /// What loading the folder throws, after "load_pretrained: ", within time and memory that do not
-  /// depend on what the files claim.
+  /// The error of loading the folder, after "load_pretrained: ". Time and memory until then must
+  /// not depend on what the files claim.
   template <typename Model = Decoder>
   std::string error() const {
     const auto memory = peak_memory();
@@ -48,7 +48,8 @@ class PretrainedFolder : public WeightFiles {
     return error.substr(std::min(start.size(), error.size()));
   }
 
-  /// The same with a field of config.json changed to `value`, after the path of config.json.
+  /// The error of loading the folder with a field of config.json changed to `value`, after the path
+  /// of config.json.
   std::string error_with(const std::string& field, const std::string& value) const {
     auto text = kConfig;
     const auto name = '"' + field + "\": ";
@@ -116,7 +117,7 @@ TEST_F(PretrainedFolder, MayHaveOtherDtypesInWhatIsLeftOut) {
   auto file = write_tensors();
   write(weights_, file);
   EXPECT_EQ(load_pretrained(folder_)->parameters()[0].scalar_type(), at::kBFloat16);
-  // Of a dtype that LibTorch does not have, in as many bytes.
+  // A buffer that is left out may also be of a dtype that LibTorch does not have.
   const auto place = file.find("F32");
   write(weights_, file.replace(place, 3, "F4 "));
   EXPECT_EQ(load_pretrained(folder_)->parameters()[0].scalar_type(), at::kBFloat16);

@@ -100,7 +100,7 @@ class PretrainedNames : public PretrainedFiles {
     expect_names<TextEncoder, TextEncoderOptions>(type, fields, expected);
   }
 
-  /// The same file without the prefix of the names, and with other tensors.
+  /// The family's tensors under names without `prefix`, and tensors that no module has.
   NamedTensors without(const std::string& prefix, const Names& others) const {
     NamedTensors file;
     for (const auto& [name, tensor] : theirs_) {

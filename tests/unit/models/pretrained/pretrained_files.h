@@ -29,7 +29,7 @@ class PretrainedFiles : public WeightFiles {
     return std::get<TextEncoderOptions>(family(type, fields).options);
   }
 
-  /// What reading throws, after the path.
+  /// The error of reading a config.json with this text, after the path.
   std::string error_of(const std::string& json) const {
     const auto error = value_error([&] { read(json); });
     const auto start = path_ + ": ";

@@ -10,7 +10,7 @@ namespace {
 
 class PretrainedRope : public PretrainedFiles {
  protected:
-  /// Of 8 heads of 16 elements.
+  /// The rotary embedding's options of a model with these fields and 8 heads of 16 elements.
   RotaryEmbeddingOptions rope(const std::string& type, const std::string& fields) const {
     const auto sizes = std::string(R"("hidden_size": 128, "num_attention_heads": 8,)") +
                        R"("max_position_embeddings": 64, "num_hidden_layers": 1,)" +
