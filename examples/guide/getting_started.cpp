@@ -51,8 +51,8 @@ void generation() {
   auto tokens = torch::tensor({{5, 17, 3}});  // [B, L], the prompt
   auto caches = model->make_caches(/*batch=*/1, /*capacity=*/20);
   for (int i = 0; i < 10; ++i) {
-    auto scores = model->forward_cached(tokens, caches);         // [B, L, V]
-    tokens = scores.select(1, -1).argmax(-1, /*keepdim=*/true);  // [B, 1]
+    auto scores = model->forward_cached(tokens, caches, {}, /*last_only=*/true);  // [B, 1, V]
+    tokens = scores.argmax(-1);                                                   // [B, 1]
   }
   std::cout << "tokens in the cache: " << caches[0].lengths()[0] << '\n';
 }

@@ -28,8 +28,8 @@ void pretrained(const std::string& folder) {
     auto caches = model->make_caches(/*batch=*/1, /*capacity=*/23);
     auto sampling = heed::SamplingOptions().temperature(0.8);
     for (int i = 0; i < 20; ++i) {
-      auto scores = model->forward_cached(tokens, caches);                 // [1, L, V]
-      tokens = heed::sample(scores.select(1, -1), sampling).unsqueeze(1);  // [1, 1]
+      auto scores = model->forward_cached(tokens, caches, {}, /*last_only=*/true);  // [1, 1, V]
+      tokens = heed::sample(scores[0], sampling).unsqueeze(1);                       // [1, 1]
       std::cout << tokens.item<int64_t>() << ' ';
     }
   }

@@ -28,7 +28,7 @@ void TextGenerator::read() {
   const std::vector<int64_t> unread(window_.begin() + static_cast<ptrdiff_t>(read_), window_.end());
   const c10::InferenceMode no_gradients;
   const auto tokens = language_model_.to_tensor(unread);
-  scores_ = language_model_.model->forward_cached(tokens, caches_)[0].slice(0, -1);
+  scores_ = language_model_.model->forward_cached(tokens, caches_, {}, /*last_only=*/true)[0];
   read_ = window_.size();
 }
 

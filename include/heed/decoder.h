@@ -106,7 +106,14 @@ class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
                             at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
-  /// Like the overload above, for the tokens [1, T] of a step: see PagedKVCache. Returns the
+  /// Like the overload above. With last_only, computes the scores of each sequence's last counted
+  /// token alone, [B, 1, V]: the others' cost most of the time of a prompt in a small model. A
+  /// sequence of which no token counts gets scores of 0.
+  at::Tensor forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
+                            at::IntArrayRef counts, bool last_only,
+                            const TransformerInputs& inputs = {}) const;
+
+  /// Like the first overload, for the tokens [1, T] of a step: see PagedKVCache. Returns the
   /// scores [1, T, V] of all tokens or, with last_only, those [1, N, V] of each sequence's last
   /// one.
   /// Throws c10::ValueError also when the blocks have cross-attention.

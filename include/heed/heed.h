@@ -22,6 +22,7 @@
 #include <heed/image_encoder.h>
 #include <heed/kv_cache.h>
 #include <heed/latent_attention.h>
+#include <heed/linear.h>
 #include <heed/linear_cross_entropy.h>
 #include <heed/masks.h>
 #include <heed/memory.h>

@@ -41,6 +41,17 @@ at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntA
   return at::minimum(positions, (first + own - 1).clamp_min(0));
 }
 
+/// The rows of each sequence's last counted token: x [B, L, E] -> [B, 1, E]. Those of sequences
+/// without one are 0. Without counts, all tokens count.
+at::Tensor last_counted(const at::Tensor& x, at::IntArrayRef counts) {
+  const auto length = x.size(1);
+  if (length == 0) return x.new_zeros({x.size(0), 1, x.size(2)});
+  if (counts.empty()) return x.narrow(1, length - 1, 1);
+  const auto count = detail::to_device(counts.vec(), x.device()).view({-1, 1, 1});
+  const auto last = (count - 1).clamp_min(0).expand({-1, 1, x.size(2)});
+  return x.gather(1, last).masked_fill(count.eq(0), 0.0);
+}
+
 void check_causal(const EncoderOptions& stack) {
   const auto is_causal = [](const TransformerBlockOptions& block) {
     return block.attention().causal();
@@ -187,6 +198,12 @@ at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
                                        at::IntArrayRef counts,
                                        const TransformerInputs& inputs) const {
+  return forward_cached(tokens, caches, counts, /*last_only=*/false, inputs);
+}
+
+at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVCache>& caches,
+                                       at::IntArrayRef counts, bool last_only,
+                                       const TransformerInputs& inputs) const {
   check_tokens(tokens, token_embedding);
   const auto layers = stack->blocks->size();
   HEED_CHECK(caches.size() == layers, "{}: caches size ({}) must equal num_layers ({})", kDecoder,
@@ -196,8 +213,8 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   std::optional<at::Tensor> positions;
   if (position_embedding) positions = positions_of(caches.front(), tokens, counts);
   const detail::TiedWeight weight(token_embedding, options.tied_head());
-  const auto x = embed(tokens, positions, weight);
-  return scores(stack->forward_cached(x, caches, counts, inputs), weight);
+  const auto x = stack->forward_cached(embed(tokens, positions, weight), caches, counts, inputs);
+  return scores(last_only ? last_counted(x, counts) : x, weight);
 }
 
 at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step, bool last_only,

@@ -9,6 +9,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <heed/linear.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/checks.h"
 #include "core/plain.h"
 #include "cpu/capability.h"
 #include "cpu/layers/dense.h"
@@ -331,3 +333,14 @@ std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& l
 }
 
 }  // namespace heed::detail
+
+namespace heed {
+
+at::Tensor linear(const torch::nn::Linear& fc, const at::Tensor& x) {
+  constexpr auto kLinear = "linear";
+  HEED_CHECK(!fc.is_empty(), "{}: fc must not be empty", kLinear);
+  detail::check_defined(kLinear, "x", x);
+  return detail::project(fc, detail::sharing(*fc).enter(x));
+}
+
+}  // namespace heed

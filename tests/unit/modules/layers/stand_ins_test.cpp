@@ -8,6 +8,7 @@
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
+#include <heed/linear.h>
 #include <torch/utils.h>
 
 #include <memory>
@@ -166,6 +167,30 @@ TEST(StandIns, TakeTheirLayersPlace) {
     torch::manual_seed(moved(52));
     EXPECT_TRUE(is_close(other->forward(tokens), dropped, 1e-5));
   }
+}
+
+/// A module of a user's, which heed knows nothing about.
+struct OwnModule : torch::nn::Module {
+  OwnModule() { register_module("fc", fc); }
+  at::Tensor forward(const at::Tensor& x) const { return linear(fc, x); }
+  torch::nn::Linear fc{torch::nn::LinearOptions(E, V)};
+};
+
+TEST(StandIns, AreCalledByModulesThatCallLinear) {
+  torch::manual_seed(moved(55));
+  OwnModule module;
+  const auto x = at::randn({B, L, E});
+  const auto expected = module.fc->forward(x);
+  EXPECT_TRUE(is_close(module.forward(x), expected, 1e-5));
+  halve(module, "fc", module.fc);
+  EXPECT_TRUE(is_close(module.forward(x), expected, 1e-5));
+  EXPECT_FALSE(is_close(module.fc->forward(x), expected, 0.1));
+
+  const std::shared_ptr<torch::nn::LinearImpl> doubled =
+      std::make_shared<DoubledLinear>(module.fc->options);
+  EXPECT_THROW(linear(torch::nn::Linear(doubled), x), c10::ValueError);
+  EXPECT_ERROR("linear: fc must not be empty", linear(nullptr, x));
+  EXPECT_ERROR("linear: x must be defined", linear(module.fc, at::Tensor()));
 }
 
 TEST(StandIns, AreInitializedAsTheirLayersAre) {
