@@ -363,11 +363,11 @@ CountedRows count_by_operators(const LossCall& call, at::ScalarType dtype) {
   counted.ignored = call.targets.eq(call.ignore_index);
   counted.targets = call.targets.masked_fill(counted.ignored, 0).contiguous();
   if (call.reduction != LossReduction::mean) return counted;
-  const auto counts = counted.ignored.logical_not().to(dtype);
+  const auto counts = counted.ignored.eq(false).to(dtype);
   const auto rows = counts.sum();
   const auto& weight = call.class_weight;
   const auto weights =
-      weight.defined() ? (weight.index_select(0, counted.targets) * counts).sum() : rows;
+      weight.defined() ? (weight.gather(0, counted.targets) * counts).sum() : rows;
   const auto none = rows.eq(0);
   counted.rows = rows.masked_fill(none, 1);
   counted.weights = weights.masked_fill(none, 1);
