@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/dtypes.h"
 #include "cpu/capability.h"
 #include "modules/layers/linear.h"
@@ -24,7 +25,7 @@
 // A pass over the rows of a loss, n of them at a time:
 //
 //   for each block of rows:
-//     scores = x weight^T + bias                       # [n, V], at most 32 MB
+//     scores = x weight^T + bias                       # [n, V], at most 48 MB
 //     losses, scores = gradient of scores              # in place
 //     gradient of x       = scores weight
 //     gradient of weight += scores^T x                 # [V, E], in float32 for half types
@@ -36,9 +37,10 @@ namespace heed::detail {
 
 namespace {
 
-/// The bytes of a block's scores. glibc's malloc takes a larger allocation from the kernel each
-/// time, which clears its pages.
-constexpr int64_t kScoreBytes = (int64_t{32} << 20) - 4096;
+/// The bytes of a block's scores: in a pass of several blocks, and in a shorter one. glibc's malloc
+/// takes more than the second number from the kernel, which clears its pages.
+constexpr int64_t kScoreBytes = int64_t{48} << 20;
+constexpr int64_t kFewScoreBytes = (int64_t{32} << 20) - 4096;
 /// The bytes of other temporary tensors: a block of x, a part of the weight's gradient.
 constexpr int64_t kCopyBytes = int64_t{8} << 20;
 
@@ -115,7 +117,7 @@ class RowPass {
         by_kernel_(call.x.is_cpu() && !call.shared && has_kernels()) {}
 
   LossPass compute() {
-    const auto count = rows_.targets.size(0), rows = rows_of_block();
+    const auto count = rows_.targets.size(0), rows = rows_of_block(count);
     is_one_block_ = count > 0 && count <= rows;
     allocate(count);
     for (int64_t first = 0; first < count; first += rows) {
@@ -127,14 +129,19 @@ class RowPass {
  private:
   bool wants_gradients() const { return wanted_[0] || wanted_[1] || wanted_[2]; }
 
-  int64_t rows_of_block() const {
+  /// How many of `count` rows are a block. All blocks have about as many.
+  int64_t rows_of_block(int64_t count) const {
     // LibTorch's operators make copies of the scores in the dtype of computation.
     constexpr int64_t kCopies = 4;
     const auto own = call_.x.element_size();
     const auto copies = by_kernel_ ? 0 : kCopies * static_cast<int64_t>(c10::elementSize(precise_));
-    const auto by_scores = block_bytes() / (call_.weight.size(0) * (own + copies));
+    const auto row_bytes = call_.weight.size(0) * (own + copies);
+    const auto most = block_bytes().load();
+    const bool are_several = count > 4 * kFewScoreBytes / row_bytes;
+    const auto by_scores = (are_several ? most : std::min(most, kFewScoreBytes)) / row_bytes;
     const auto by_inputs = kCopyBytes / std::max<int64_t>(call_.x.size(1) * own, 1);
-    return std::max<int64_t>(std::min(by_scores, by_inputs), 1);
+    const auto rows = std::max<int64_t>(std::min(by_scores, by_inputs), 1);
+    return ceil_div(count, std::max<int64_t>(ceil_div(count, rows), 1));
   }
 
   /// Whether the gradient of x is one product as a whole.
