@@ -223,9 +223,8 @@ TEST(StandIns, RefuseWhatMakesNoLoss) {
                halved.loss(x, targets.to(at::kMeta), options));
   EXPECT_ERROR("linear_cross_entropy: bias must not be given: the layer adds its own",
                halved.loss(x, targets, LinearCrossEntropyOptions().bias(at::zeros({V}))));
-  EXPECT_ERROR(
-      "linear_cross_entropy: scores dtype (Long) must be Float, Double, BFloat16 or Half",
-      integers.loss(x, targets, options));
+  EXPECT_ERROR("linear_cross_entropy: scores dtype (Long) must be Float, Double, BFloat16 or Half",
+               integers.loss(x, targets, options));
 }
 
 TEST(StandIns, AreInitializedAsTheirLayersAre) {
