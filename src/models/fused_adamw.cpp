@@ -127,6 +127,8 @@ void check_state(const char* function, const ParameterPlace& place, const at::Te
     if (!tensor.defined()) return;
     HEED_CHECK(at::isFloatingType(tensor.scalar_type()), "{}: {} dtype ({}) of {} must be floating",
                function, name, c10::toString(tensor.scalar_type()), place.text());
+    HEED_CHECK(tensor.layout() == at::kStrided, "{}: {} layout ({}) of {} must be Strided",
+               function, name, c10::str(tensor.layout()), place.text());
     HEED_CHECK(tensor.sizes() == parameter.sizes(), "{}: {} {} of {} must have its shape {}",
                function, name, detail::shape(tensor), place.text(), detail::shape(parameter));
   };
@@ -166,6 +168,7 @@ std::vector<ParameterUpdate> checked_updates(const char* function, Optimizer& op
       HEED_CHECK(gradient.layout() == at::kStrided,
                  "{}: gradient layout ({}) of {} must be Strided", function,
                  c10::str(gradient.layout()), place.text());
+      detail::check_gradient(function, gradient, [&] { return place.text(); });
       HEED_CHECK(gradient.sizes() == parameter.sizes(),
                  "{}: gradient {} of {} must have its shape {}", function, detail::shape(gradient),
                  place.text(), detail::shape(parameter));

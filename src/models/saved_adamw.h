@@ -9,7 +9,7 @@
 
 namespace heed::detail {
 
-/// What an archive of a FusedAdamW or a torch::optim::AdamW holds.
+/// The contents of an archive of a FusedAdamW or a torch::optim::AdamW.
 struct SavedAdamW {
   /// By the addresses that the parameters had.
   ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>> states;
