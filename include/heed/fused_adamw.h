@@ -40,7 +40,7 @@ struct HEED_API FusedAdamWParamState : torch::optim::AdamWParamState {
 /// It takes the place of torch::optim::AdamW: with the same options, groups and schedulers it gives
 /// the same numbers but for rounding. Parameters without a gradient are passed over. A parameter
 /// that stands twice in a group, as in `parameters()` of modules that share a layer, is updated
-/// once.
+/// once. A gradient that has another dtype than its parameter is converted to that of the state.
 ///
 /// Parameters of bfloat16 and half have masters in float32, and their state is float32 too: steps
 /// that are too small for the parameter's dtype add up in the master, of which the parameter is the
@@ -62,8 +62,8 @@ class HEED_API FusedAdamW : public torch::optim::Optimizer {
 
   /// Updates the parameters. Returns what `closure` returns, which is called before if it is given.
   /// Parameters with NaN in their gradients become NaN there.
-  /// Throws c10::ValueError when a parameter, its gradient or its state does not fit: the
-  /// parameters are as they were then.
+  /// Throws c10::ValueError when a parameter, its gradient or its state does not fit, such as a
+  /// gradient that is sparse or not floating: the parameters are as they were then.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Limits the norm of all gradients together and updates the parameters: like `clip_grad_norm_`

@@ -67,8 +67,8 @@ class HEED_API GradScaler {
 
   /// Divides the gradients of the optimizer's parameters by the factor, in place, and notes whether
   /// one of them is infinite or NaN. `step` does it where it has not been done.
-  /// Throws c10::ValueError when a gradient is float16, and when the gradients have been divided
-  /// since the last `update`, or no loss has been scaled. Nothing has changed then.
+  /// Throws c10::ValueError when a gradient is float16 or not floating, and when the gradients have
+  /// been divided since the last `update`, or no loss has been scaled. Nothing has changed then.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Calls optimizer.step() unless a gradient is infinite or NaN. Returns whether it did. A

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
 
@@ -19,6 +20,8 @@
 namespace heed::distributed {
 
 namespace {
+
+constexpr auto kClip = "clip_grad_norm_";
 
 std::string joined(const std::string& module, const char* name) {
   return module.empty() ? name : module + "." + name;
@@ -46,6 +49,27 @@ void add(const std::string& name, const torch::nn::Module& module, TensorShards&
   }
   add_sinks<MultiHeadAttentionImpl>(name, module, shards);
   add_sinks<GroupQueryAttentionImpl>(name, module, shards);
+}
+
+/// The gradients of a module's parameters, each once, by how many of the processes hold a number.
+std::map<double, std::vector<at::Tensor>> checked_gradients(const torch::nn::Module& module,
+                                                            double processes) {
+  const auto shards = shards_of(module);
+  std::map<double, std::vector<at::Tensor>> by_copies;
+  heed::detail::SeenTensors seen;
+  for (const auto& parameter : module.named_parameters()) {
+    const auto& gradient = parameter.value().grad();
+    if (!gradient.defined() || !seen.add(gradient)) continue;
+    heed::detail::check_changed_gradient(
+        kClip, gradient, [&] { return fmt::format("parameter {}", parameter.key()); });
+    const auto shard = shards.find(parameter.key());
+    const auto copies = shard == shards.end()
+                            ? processes
+                            : processes * static_cast<double>(shard->second.size) /
+                                  static_cast<double>(shard->second.whole);
+    by_copies[copies].push_back(gradient);
+  }
+  return by_copies;
 }
 
 }  // namespace
@@ -86,34 +110,27 @@ at::Tensor gather_shards(const at::Tensor& part, const TensorShard& shard,
 }
 
 double clip_grad_norm_(torch::nn::Module& module, double max_norm, const ProcessGroup& group) {
-  constexpr auto kFunction = "clip_grad_norm_";
-  HEED_CHECK(group, "{}: group must not be null", kFunction);
-  heed::detail::check_max_norm(kFunction, max_norm);
-  const auto shards = shards_of(module);
-  const auto processes = static_cast<double>(group->getSize());
-  std::map<double, std::vector<at::Tensor>> gradients_of;  // by how many processes hold a number
+  HEED_CHECK(group, "{}: group must not be null", kClip);
+  heed::detail::check_max_norm(kClip, max_norm);
   std::vector<at::Tensor> gradients;
-  heed::detail::SeenTensors seen;
-  for (const auto& parameter : module.named_parameters()) {
-    const auto& gradient = parameter.value().grad();
-    if (!gradient.defined() || !seen.add(gradient)) continue;
-    gradients.push_back(gradient);
-    const auto shard = shards.find(parameter.key());
-    const auto copies = shard == shards.end()
-                            ? processes
-                            : processes * static_cast<double>(shard->second.size) /
-                                  static_cast<double>(shard->second.whole);
-    gradients_of[copies].push_back(gradient);
-  }
   double squares = 0.0;
-  for (const auto& [copies, own] : gradients_of) {
-    // Each number counts once, however many processes hold it.
-    const auto norm = heed::detail::norm_of(own);
-    squares += norm * norm / copies;
+  std::string error;
+  try {
+    const auto by_copies = checked_gradients(module, static_cast<double>(group->getSize()));
+    for (const auto& [copies, own] : by_copies) {
+      // Each number counts once, however many processes hold it.
+      const auto norm = heed::detail::norm_of(own);
+      squares += norm * norm / copies;
+      gradients.insert(gradients.end(), own.begin(), own.end());
+    }
+  } catch (const c10::ValueError& refused) {
+    error = refused.what_without_backtrace();
   }
-  const auto sum = at::full({1}, squares, at::kDouble);
-  detail::all_reduce(group, kFunction, sum);
-  const auto norm = std::sqrt(sum.item<double>());
+  // One operation adds up the squares, and counts the processes that have an error.
+  const auto sums = at::tensor({squares, error.empty() ? 0.0 : 1.0}, at::kDouble);
+  detail::all_reduce(group, kClip, sums);
+  if (sums[1].item<double>() > 0.0) detail::throw_everywhere(group, kClip, error);
+  const auto norm = std::sqrt(sums[0].item<double>());
   heed::detail::limit_norm(gradients, norm, max_norm);
   return norm;
 }

@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/lack_of_memory.h"
 #include "distributed/addresses.h"
 #include "distributed/collectives.h"
 #include "distributed/launch_environment.h"
@@ -60,7 +61,8 @@ Store connect(const LaunchEnvironment& environment, const InitOptions& options) 
   try {
     return c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix,
                                                   c10::make_intrusive<c10d::TCPStore>(host, store));
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    if (heed::detail::is_lack_of_memory(error)) throw;
     throw_unreached(environment, options.timeout());
   }
 }
@@ -142,7 +144,8 @@ void arrive(const LaunchEnvironment& environment, const InitOptions& options, St
     if (!is_taken) missing = missing_ranks(environment.world_size, options.timeout(), store);
     if (!is_taken) difference = difference_of_world_sizes(store);
     if (!difference.empty()) await_readers(environment, store);
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    if (heed::detail::is_lack_of_memory(error)) throw;
     C10_THROW_ERROR(DistError, fmt::format("{}: rank {} lost the store, while it waited for others",
                                            kInit, environment.rank));
   }
@@ -165,7 +168,8 @@ GlooOptions gloo_options(const LaunchEnvironment& environment, const InitOptions
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout());
   try {
     gloo->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    if (heed::detail::is_lack_of_memory(error)) throw;
     HEED_CHECK(false, "{}: address ({}) must be an address of this machine", kInit, address);
   }
   return gloo;

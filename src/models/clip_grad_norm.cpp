@@ -13,6 +13,10 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   detail::check_max_norm(kFunction, max_norm);
   for (size_t i = 0; i < parameters.size(); ++i) {
     HEED_CHECK(parameters[i].defined(), "{}: parameter {} must be defined", kFunction, i);
+    const auto& gradient = parameters[i].grad();
+    if (!gradient.defined()) continue;
+    detail::check_changed_gradient(kFunction, gradient,
+                                   [&] { return fmt::format("parameter {}", i); });
   }
   const auto gradients = detail::distinct_gradients(parameters);
   const auto norm = detail::norm_of(gradients);

@@ -14,7 +14,6 @@
 #include <torch/serialize/archive.h>
 
 #include <cstring>
-#include <exception>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,6 +25,7 @@
 #include "core/seen_tensors.h"
 #include "core/to_device.h"
 #include "models/gradients.h"
+#include "models/saved_adamw.h"
 
 namespace heed {
 
@@ -34,7 +34,6 @@ namespace {
 using torch::optim::AdamWOptions;
 using torch::optim::AdamWParamState;
 using torch::optim::Optimizer;
-using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::OptimizerParamState;
 using ParameterGroups = std::vector<OptimizerParamGroup>;
@@ -128,6 +127,8 @@ void check_state(const char* function, const ParameterPlace& place, const at::Te
     if (!tensor.defined()) return;
     HEED_CHECK(at::isFloatingType(tensor.scalar_type()), "{}: {} dtype ({}) of {} must be floating",
                function, name, c10::toString(tensor.scalar_type()), place.text());
+    HEED_CHECK(tensor.layout() == at::kStrided, "{}: {} layout ({}) of {} must be Strided",
+               function, name, c10::str(tensor.layout()), place.text());
     HEED_CHECK(tensor.sizes() == parameter.sizes(), "{}: {} {} of {} must have its shape {}",
                function, name, detail::shape(tensor), place.text(), detail::shape(parameter));
   };
@@ -167,6 +168,7 @@ std::vector<ParameterUpdate> checked_updates(const char* function, Optimizer& op
       HEED_CHECK(gradient.layout() == at::kStrided,
                  "{}: gradient layout ({}) of {} must be Strided", function,
                  c10::str(gradient.layout()), place.text());
+      detail::check_gradient(function, gradient, [&] { return place.text(); });
       HEED_CHECK(gradient.sizes() == parameter.sizes(),
                  "{}: gradient {} of {} must have its shape {}", function, detail::shape(gradient),
                  place.text(), detail::shape(parameter));
@@ -356,37 +358,6 @@ void count_step(std::vector<ParameterUpdate>& updates) {
   for (auto& update : updates) update.state->step(update.state->step() + 1);
 }
 
-// ---- Files ----
-
-/// The contents of an archive.
-struct SavedOptimizer {
-  ParameterStates states;                     // by the addresses that the parameters had
-  std::vector<std::vector<void*>> addresses;  // of the parameters of each group
-  std::vector<std::unique_ptr<OptimizerOptions>> options;  // of each group
-};
-
-SavedOptimizer read_optimizer(torch::serialize::InputArchive& archive) {
-  SavedOptimizer saved;
-  try {
-    torch::serialize::InputArchive states, groups;
-    archive.read("state", states);
-    torch::optim::detail::serialize<FusedAdamWParamState>(states, saved.states);
-    archive.read("param_groups", groups);
-    std::vector<std::pair<std::vector<std::string>, std::unique_ptr<OptimizerOptions>>> read;
-    torch::optim::detail::serialize<AdamWOptions>(groups, read);
-    for (auto& [names, options] : read) {
-      auto& addresses = saved.addresses.emplace_back();
-      for (const auto& name : names) {
-        addresses.push_back(reinterpret_cast<void*>(std::stoull(name)));  // NOLINT: LibTorch's way
-      }
-      saved.options.push_back(std::move(options));
-    }
-  } catch (const std::exception&) {
-    HEED_CHECK(false, "{}: archive must hold the state of an AdamW", kFusedLoad);
-  }
-  return saved;
-}
-
 }  // namespace
 
 std::unique_ptr<OptimizerParamState> FusedAdamWParamState::clone() const {
@@ -456,28 +427,29 @@ void FusedAdamW::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void FusedAdamW::load(torch::serialize::InputArchive& archive) {
-  auto saved = read_optimizer(archive);
-  HEED_CHECK(saved.options.size() == param_groups_.size(),
+  auto saved = detail::read_adamw(archive);
+  HEED_CHECK(saved, "{}: archive must hold the state of an AdamW", kFusedLoad);
+  HEED_CHECK(saved->options.size() == param_groups_.size(),
              "{}: number of groups ({}) must equal that of the archive ({})", kFusedLoad,
-             param_groups_.size(), saved.options.size());
+             param_groups_.size(), saved->options.size());
   ParameterStates states;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     const auto& parameters = param_groups_[i].params();
-    const auto& addresses = saved.addresses[i];
+    const auto& addresses = saved->addresses[i];
     HEED_CHECK(addresses.size() == parameters.size(),
                "{}: number of parameters ({}) of group {} must equal that of the archive ({})",
                kFusedLoad, parameters.size(), i, addresses.size());
     for (size_t j = 0; j < parameters.size(); ++j) {
-      const auto found = saved.states.find(addresses[j]);
+      const auto found = saved->states.find(addresses[j]);
       // A parameter that stands twice has given its state to its first place.
-      if (found == saved.states.end() || !found->second) continue;
+      if (found == saved->states.end() || !found->second) continue;
       check_state(kFusedLoad, {j, i}, parameters[j], *found->second);
       states[parameters[j].unsafeGetTensorImpl()] = std::move(found->second);
     }
   }
   state_ = std::move(states);
   for (size_t i = 0; i < param_groups_.size(); ++i) {
-    param_groups_[i].set_options(std::move(saved.options[i]));
+    param_groups_[i].set_options(std::move(saved->options[i]));
   }
 }
 

@@ -54,6 +54,8 @@ std::vector<at::Tensor> gradients_of(const Optimizer& optimizer, bool may_be_hal
     for (size_t j = 0; j < parameters.size(); ++j) {
       const auto& gradient = parameters[j].grad();
       if (!gradient.defined()) continue;
+      detail::check_changed_gradient(kUnscale, gradient,
+                                     [&] { return fmt::format("parameter {} of group {}", j, i); });
       HEED_CHECK(may_be_half || gradient.scalar_type() != at::kHalf,
                  "{}: gradient dtype (Half) of parameter {} of group {} must not be Half: keep "
                  "parameters in Float and use Autocast",

@@ -1,5 +1,6 @@
 #include "models/gradients.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
@@ -28,14 +29,39 @@ constexpr int64_t kNumbersOfANorm = 1 << 17;
 void append_parts(const at::Tensor& gradient, std::vector<at::Tensor>& parts) {
   // Rows of a sparse gradient that stand twice are added first.
   const auto values = gradient.is_sparse() ? gradient.coalesce()._values() : gradient;
-  if (!values.is_cpu() || !values.is_contiguous()) {
+  if (!values.is_cpu()) {
     parts.push_back(values);
     return;
   }
-  for (const auto& part : values.flatten().split(kNumbersOfANorm)) parts.push_back(part);
+  // The numbers are taken in the order of memory; a tensor with gaps is copied.
+  const auto dense = values.is_non_overlapping_and_dense() ? values : values.contiguous();
+  const auto numbers = dense.as_strided({dense.numel()}, {1});
+  for (const auto& part : numbers.split(kNumbersOfANorm)) parts.push_back(part);
+}
+
+/// The numbers of a gradient, which a function may change in place.
+at::Tensor values_of(const at::Tensor& gradient) {
+  return gradient.is_sparse() ? gradient._values() : gradient;
 }
 
 }  // namespace
+
+void check_gradient(const char* function, const at::Tensor& gradient,
+                    const std::function<std::string()>& parameter) {
+  HEED_CHECK(is_attention_dtype(gradient.scalar_type()), "{}: gradient dtype ({}) of {} must be {}",
+             function, c10::toString(gradient.scalar_type()), parameter(), attention_dtypes());
+  HEED_CHECK(gradient.layout() == at::kStrided || gradient.is_sparse(),
+             "{}: gradient layout ({}) of {} must be Strided or Sparse", function,
+             c10::str(gradient.layout()), parameter());
+  HEED_CHECK(!gradient.is_nested(), "{}: gradient of {} must not be nested", function, parameter());
+}
+
+void check_changed_gradient(const char* function, const at::Tensor& gradient,
+                            const std::function<std::string()>& parameter) {
+  check_gradient(function, gradient, parameter);
+  HEED_CHECK(at::has_internal_overlap(values_of(gradient)) != at::MemOverlap::Yes,
+             "{}: elements of the gradient of {} must not share memory", function, parameter());
+}
 
 std::vector<at::Tensor> distinct_gradients(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
@@ -94,9 +120,7 @@ void limit_norm(const std::vector<at::Tensor>& gradients, double norm, double ma
   const auto factor = clipping_factor(norm, max_norm);
   if (factor >= 1.0) return;
   const at::NoGradGuard no_grad;
-  const auto values = c10::fmap(gradients, [](const at::Tensor& gradient) {
-    return gradient.is_sparse() ? gradient._values() : gradient;
-  });
+  const auto values = c10::fmap(gradients, values_of);
   for (const auto& places : alike(values)) {
     at::_foreach_mul_(at_places(values, places), factor);
   }

@@ -4,9 +4,20 @@
 #include <heed/export.h>
 
 #include <cstddef>
+#include <functional>
+#include <string>
 #include <vector>
 
 namespace heed::detail {
+
+/// Checks that a gradient is floating, and strided or sparse: a program may set any tensor as one.
+/// Errors call its parameter what `parameter` returns.
+void check_gradient(const char* function, const at::Tensor& gradient,
+                    const std::function<std::string()>& parameter);
+
+/// Checks the same of a gradient that is to be changed in place, and that it can be.
+HEED_API void check_changed_gradient(const char* function, const at::Tensor& gradient,
+                                     const std::function<std::string()>& parameter);
 
 /// The gradients of those parameters that have one, each once.
 std::vector<at::Tensor> distinct_gradients(const std::vector<at::Tensor>& parameters);

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <new>
 
 #include "cuda/calls.h"
 #include "support/expect.h"
@@ -178,6 +179,21 @@ TEST_F(CudaTrust, LostLaterIsARefusalThatIsRoutedRound) {
         "LibTorch's operators are used: " +
             std::string(kernel) + ": CUDA error: an illegal instruction");
   }
+}
+
+/// Neither at the first use of a kernel nor later.
+TEST_F(CudaTrust, IsNotLostWhereMemoryRunsOut) {
+  const auto call =
+      call_of("memory", at::kHalf, {2, 4, 2, 50, 70, 16, 16}, AttendOptions().causal(true));
+  const Warnings warnings;
+  for (const bool first : {true, false}) {
+    {
+      const BrokenKernel broken(kFlash, KernelFault::no_memory);
+      EXPECT_THROW(attend(inputs_of(call), call.options), std::bad_alloc) << first;
+    }
+    EXPECT_EQ(path_of(call), AttendPath::flash) << first;
+  }
+  EXPECT_THAT(warnings.messages(), testing::IsEmpty());
 }
 
 TEST_F(CudaTrust, IsNotNeededForSafeRoutes) {

@@ -102,6 +102,27 @@ TEST(ParameterShards, ClipByTheNormOfTheWhole) {
   });
 }
 
+/// The group can still be used.
+TEST(ParameterShards, RefuseAGradientOfOneProcessInAll) {
+  in_processes(2, [](const ProcessGroup& group) {
+    MultiHeadAttention attention(8, 2);
+    for (auto& parameter : attention->parameters()) {
+      parameter.mutable_grad() = torch::ones_like(parameter).detach();
+    }
+    auto& weight = attention->fc_k->weight;
+    const bool is_wrong = group->getRank() == 1;
+    if (is_wrong) weight.mutable_grad() = torch::ones({8, 8}, torch::kLong);
+    const std::string error =
+        "clip_grad_norm_: gradient dtype (Long) of parameter fc_k.weight must be Float, Double, "
+        "BFloat16 or Half";
+    EXPECT_ERROR(is_wrong ? error : error + " (in process 1 of 2)",
+                 distributed::clip_grad_norm_(*attention, 1.0, group));
+    EXPECT_TRUE(attention->fc_q->weight.grad().eq(1.0).all().item<bool>());
+    weight.mutable_grad() = torch::ones({8, 8});
+    EXPECT_GT(distributed::clip_grad_norm_(*attention, 1.0, group), 1.0);
+  });
+}
+
 /// Only its user calls it.
 struct DoubledLinear : torch::nn::LinearImpl {
   using torch::nn::LinearImpl::LinearImpl;

@@ -15,11 +15,13 @@ constexpr auto kPlenty = std::numeric_limits<int64_t>::max();
 constexpr auto kAnySize = std::numeric_limits<size_t>::max();
 
 thread_local int64_t left = kPlenty;  // allocations; below 0: how often there was none
+thread_local bool once = false;       // whether only one allocation fails
 thread_local size_t most = kAnySize, largest = 0;
 
 void take(size_t bytes) {
   if (bytes > largest) largest = bytes;
-  if (bytes > most || (left != kPlenty && --left < 0)) throw std::bad_alloc();
+  const bool fails = left != kPlenty && --left < 0 && !(once && left < -1);
+  if (bytes > most || fails) throw std::bad_alloc();
 }
 
 class LimitedAllocator final : public c10::Allocator {
@@ -57,6 +59,19 @@ FailingMemory::FailingMemory(int64_t allocations) {
 }
 
 FailingMemory::~FailingMemory() { left = kPlenty; }
+
+FailingAllocation::FailingAllocation(int64_t before) {
+  limit_tensors();
+  left = before;
+  once = true;
+}
+
+FailingAllocation::~FailingAllocation() {
+  left = kPlenty;
+  once = false;
+}
+
+bool FailingAllocation::has_failed() const { return left < 0; }
 
 SmallMemory::SmallMemory(size_t most_bytes) {
   limit_tensors();

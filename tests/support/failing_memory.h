@@ -17,6 +17,18 @@ class FailingMemory {
   ~FailingMemory();
 };
 
+/// While it lives, one allocation of this thread fails, the one after so many others, likewise: the
+/// error that follows has all its words.
+class FailingAllocation {
+ public:
+  explicit FailingAllocation(int64_t before);
+  FailingAllocation(const FailingAllocation&) = delete;
+  FailingAllocation& operator=(const FailingAllocation&) = delete;
+  ~FailingAllocation();
+
+  bool has_failed() const;
+};
+
 /// Whether `call` threw, given memory so many times. What it threw may lack words.
 template <typename Call>
 bool runs_out_of_memory(int64_t allocations, const Call& call) {

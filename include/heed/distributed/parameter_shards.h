@@ -37,8 +37,8 @@ HEED_API at::Tensor gather_shards(const at::Tensor& part, const TensorShard& sha
 /// heed::distributed::clip_grad_norm_(*model, /*max_norm=*/1.0, group);
 /// @endcode
 ///
-/// Throws c10::ValueError when max_norm is not above 0; c10::DistError when a process does not
-/// answer.
+/// Throws c10::ValueError when max_norm is not above 0, and in all processes when a gradient of one
+/// is not floating; c10::DistError when a process does not answer.
 HEED_API double clip_grad_norm_(torch::nn::Module& module, double max_norm,
                                 const ProcessGroup& group);
 

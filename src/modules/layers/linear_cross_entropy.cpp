@@ -75,6 +75,15 @@ void check_class_weight(const char* function, const at::Tensor& class_weight, co
   HEED_CHECK(!class_weight.requires_grad(), "{}: class_weight must not require grad", function);
 }
 
+/// Checks the dtype of class_weight for x, or for scores.
+void check_class_weight_dtype(const char* function, const LinearCrossEntropyOptions& options,
+                              const at::Tensor& x) {
+  const auto& class_weight = options.class_weight();
+  if (class_weight && class_weight->scalar_type() != compute_dtype(x.scalar_type())) {
+    check_same_dtype(function, "class_weight", *class_weight, "x", x);
+  }
+}
+
 /// Checks all but the dtypes, which autocast may convert, of tensors with known sizes.
 void check_arguments(const char* function, const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& targets, const LinearCrossEntropyOptions& options,
@@ -106,10 +115,7 @@ void check_dtypes(const char* function, const at::Tensor& x, const at::Tensor& w
   check_floating(function, "x", x);
   check_same_dtype(function, "weight", weight, "x", x);
   if (bias.defined()) check_same_dtype(function, "bias", bias, "x", x);
-  const auto& class_weight = options.class_weight();
-  if (class_weight && class_weight->scalar_type() != compute_dtype(x.scalar_type())) {
-    check_same_dtype(function, "class_weight", *class_weight, "x", x);
-  }
+  check_class_weight_dtype(function, options, x);
 }
 
 bool is_converted_by_autocast(const at::Tensor& x) {
@@ -359,6 +365,11 @@ at::Tensor compute_loss(const LossCall& call) {
 at::Tensor loss_of_own_scores(const at::Tensor& scores, const at::Tensor& targets,
                               const LinearCrossEntropyOptions& options) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  check_defined(kLinearCrossEntropy, "targets", targets);
+  check_same_device(kLinearCrossEntropy, "targets", targets, "x", scores);
+  check_floating(kLinearCrossEntropy, "scores", scores);
+  HEED_CHECK(!options.bias(), "{}: bias must not be given: the layer adds its own",
+             kLinearCrossEntropy);
   const auto rows = scores.flatten(0, -2), flat_targets = targets.flatten();
   check_loss_options(kLinearCrossEntropy, options);
   check_targets(kLinearCrossEntropy, flat_targets, rows.size(0), rows.size(1),
@@ -366,6 +377,7 @@ at::Tensor loss_of_own_scores(const at::Tensor& scores, const at::Tensor& target
   if (options.class_weight()) {
     check_class_weight(kLinearCrossEntropy, *options.class_weight(), rows, rows.size(1));
   }
+  check_class_weight_dtype(kLinearCrossEntropy, options, rows);
   auto call = call_of(flat_targets, options);
   set_class_weight(call, options, rows.scalar_type());
   return loss_of_scores(rows, call);

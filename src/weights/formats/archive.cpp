@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/lack_of_memory.h"
 #include "weights/formats/libtorch_error.h"
 
 namespace heed::detail {
@@ -46,16 +47,17 @@ void check_byte_order(const Bytes& bytes, const std::string& order) {
                   in_quotes(order));
 }
 
-/// Returns what `call` returns. Turns errors of LibTorch into c10::ValueError.
+/// Returns what `call` returns. Turns errors of LibTorch into c10::ValueError, unless they say that
+/// memory has run out: the limit of a record is small.
 template <typename Call>
 auto Archive::guarded(Call&& call) const {
   std::string reason;
   try {
     return call();
-  } catch (const c10::Error& error) {
-    reason = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    reason = error.what();
+    if (is_lack_of_memory(error)) throw;
+    const auto* plain = dynamic_cast<const c10::Error*>(&error);
+    reason = plain != nullptr ? plain->what_without_backtrace() : error.what();
   }
   adapter_->check();
   HEED_CHECK_FILE(false, bytes_, "PyTorch", "{}", first_sentence(reason));

@@ -18,6 +18,7 @@ enum class KernelFault {
   top_left,  ///< causal from the first key
   nan_rows,  ///< NaN where a query sees no key
   throws,
+  no_memory,  ///< of the host
 };
 
 /// Breaks a kernel while it lives, such as "aten::_flash_attention_forward".

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <limits>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -256,6 +257,7 @@ Gradients gradients_to(const std::array<Tensor, 3>& inputs, const Tensor& output
 /// Breaks what a kernel is asked for.
 inline Softmax with_fault(Softmax softmax, KernelFault fault, const char* kernel) {
   TORCH_CHECK(fault != KernelFault::throws, kernel, ": CUDA error: an illegal instruction");
+  if (fault == KernelFault::no_memory) throw std::bad_alloc();
   if (fault == KernelFault::window && softmax.span.left > 0) --softmax.span.left;
   if (fault == KernelFault::top_left && softmax.span.right == 0) softmax.span.from_the_end = false;
   return softmax;

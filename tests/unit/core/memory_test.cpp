@@ -7,8 +7,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "core/lack_of_memory.h"
 
 namespace heed::test {
 namespace {
@@ -92,6 +96,7 @@ TEST(ReuseMemory, RefusesWhatDoesNotFit) {
     try {
       at::empty({int64_t{1} << 60}, at::kByte);
     } catch (const c10::Error& error) {
+      EXPECT_TRUE(detail::is_lack_of_memory(error)) << on;
       errors.emplace_back(error.what_without_backtrace());
     }
   }
@@ -101,6 +106,22 @@ TEST(ReuseMemory, RefusesWhatDoesNotFit) {
   const auto begin = errors[0].find("DefaultCPUAllocator");
   const auto size = errors[1].size();
   EXPECT_EQ(errors[0].substr(std::min(begin, errors[0].size()), size), errors[1]);
+}
+
+TEST(LackOfMemory, IsToldFromOtherErrors) {
+  EXPECT_TRUE(detail::is_lack_of_memory(std::bad_alloc()));
+  EXPECT_FALSE(detail::is_lack_of_memory(std::runtime_error("no such file")));
+  const auto is_told = [](const auto& call) {
+    try {
+      call();
+    } catch (const c10::Error& error) {
+      return detail::is_lack_of_memory(error);
+    }
+    ADD_FAILURE() << "it must throw";
+    return false;
+  };
+  EXPECT_TRUE(is_told([] { TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory"); }));
+  EXPECT_FALSE(is_told([] { TORCH_CHECK_VALUE(false, "header size (9) must be below 8"); }));
 }
 
 /// LibTorch's allocator, by another address.

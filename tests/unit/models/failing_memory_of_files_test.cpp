@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -87,6 +88,22 @@ class FailingMemoryOfFiles : public WeightFiles {
     }
   }
 
+  /// Each allocation of the load fails in turn, and is the error that follows.
+  void expect_is_no_wrong_file(const std::string& name) const {
+    for (int64_t n = 0;; ++n) {
+      LoadedModule module(at::kFloat);
+      const FailingAllocation failing(n);
+      try {
+        load_weights(module, path_, LoadOptions().name_map(names()));
+      } catch (const c10::ValueError& error) {
+        FAIL() << name << " after " << n << " allocations: " << error.what_without_backtrace();
+      } catch (const std::exception&) {
+        // The lack of memory, as LibTorch or the library of C++ says it.
+      }
+      if (!failing.has_failed()) return;
+    }
+  }
+
   void expect_all_or_nothing(const std::string& name) const {
     expect_all_or_nothing(name, at::kFloat);
     expect_all_or_nothing(name + ", converted", at::kDouble);
@@ -99,6 +116,14 @@ TEST_F(FailingMemoryOfFiles, LeavesAModuleAsItWas) {
   expect_all_or_nothing("safetensors");
   save_weights(saved, path_, SaveOptions().format(WeightFormat::torchscript));
   expect_all_or_nothing("TorchScript");
+}
+
+TEST_F(FailingMemoryOfFiles, IsNotTakenForAWrongFile) {
+  const Box saved(tensors());
+  save_weights(saved, path_);
+  expect_is_no_wrong_file("safetensors");
+  save_weights(saved, path_, SaveOptions().format(WeightFormat::torchscript));
+  expect_is_no_wrong_file("TorchScript");
 }
 
 /// A state_dict as Python's torch.save writes it, with the numbers 0 to 5 in the place of others.

@@ -7,6 +7,7 @@
 #include <heed/attention.h>
 #include <heed/decoder.h>
 #include <heed/differential_attention.h>
+#include <heed/fused_adamw.h>
 #include <heed/grad_scaler.h>
 #include <heed/kv_cache.h>
 #include <heed/latent_attention.h>
@@ -15,11 +16,14 @@
 #include <heed/residual_attention.h>
 #include <heed/self_attention.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <new>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -400,6 +404,31 @@ TEST(FailingMemory, LetsAStepOfAGradScalerBeRepeated) {
     ASSERT_TRUE(are_equal(told, after)) << n << " allocations";
     if (!failed) return;
   }
+}
+
+/// An archive of so many parameters that reading it takes more than a few kilobytes at once.
+TEST(FailingMemory, IsNotTakenForAWrongArchive) {
+  constexpr size_t kParameters = 300, kSmall = 8192;
+  std::vector<at::Tensor> parameters;
+  for (size_t i = 0; i < kParameters; ++i) {
+    parameters.push_back(at::ones({1}).requires_grad_());
+    parameters.back().mutable_grad() = at::ones({1});
+  }
+  FusedAdamW saved(parameters, 0.1), loaded(parameters, 0.5);
+  saved.step();
+  std::stringstream file;
+  torch::save(saved, file);
+  torch::serialize::InputArchive archive;
+  archive.load_from(file);
+  {
+    const SmallMemory memory(kSmall);
+    EXPECT_THROW(loaded.load(archive), std::bad_alloc);
+  }
+  EXPECT_TRUE(loaded.state().empty());
+  EXPECT_EQ(loaded.param_groups()[0].options().get_lr(), 0.5);
+  loaded.load(archive);
+  EXPECT_EQ(loaded.state().size(), kParameters);
+  EXPECT_EQ(loaded.param_groups()[0].options().get_lr(), 0.1);
 }
 
 }  // namespace

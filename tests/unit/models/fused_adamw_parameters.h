@@ -4,7 +4,9 @@
 #include <ATen/ops/randn.h>
 #include <heed/fused_adamw.h>
 #include <torch/optim/adamw.h>
+#include <torch/serialize.h>
 
+#include <sstream>
 #include <vector>
 
 namespace heed::test::of_fused_adamw {
@@ -37,6 +39,14 @@ inline const FusedAdamWParamState& state_of(const FusedAdamW& optimizer,
                                             const at::Tensor& parameter) {
   return static_cast<const FusedAdamWParamState&>(
       *optimizer.state().at(parameter.unsafeGetTensorImpl()));
+}
+
+/// Writes a file of one optimizer, which the other one reads.
+template <typename From, typename To>
+void through_file(const From& from, To& to) {
+  std::stringstream file;
+  torch::save(from, file);
+  torch::load(to, file);
 }
 
 /// The parameters, or what they are rounded from.

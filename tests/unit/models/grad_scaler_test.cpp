@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <heed/autocast.h>
 #include <heed/decoder.h>
+#include <heed/fused_adamw.h>
 #include <heed/grad_scaler.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -15,6 +16,7 @@
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -268,6 +270,35 @@ TEST(GradScaler, RefusesWhatItCannotUnscale) {
   torch::optim::LBFGS lbfgs({training.weight}, 0.1);
   EXPECT_ERROR("GradScaler::step: optimizer (LBFGS) must not compute gradients in its step",
                scaler.step(lbfgs));
+}
+
+/// The gradients before the wrong one are as they were, although their kind is unscaled first.
+TEST(GradScaler, RefusesGradientsThatAreNotFloating) {
+  GradScaler scaler;
+  Training training;
+  training.backward(scaler, 1.0);
+  const auto refusal = [&](const at::Tensor& gradient) {
+    auto other = at::zeros({2}).requires_grad_();
+    other.mutable_grad() = gradient;
+    SGD optimizer({training.weight, other}, 0.1);
+    FusedAdamW fused({training.weight, other}, 0.1);
+    auto error = value_error([&] { scaler.unscale_(optimizer); });
+    EXPECT_EQ(value_error([&] { scaler.step(optimizer); }), error);
+    EXPECT_EQ(value_error([&] { scaler.step(fused); }), error);
+    EXPECT_TRUE(training.weight.grad().eq(65536.0).all().item<bool>()) << error;
+    return error;
+  };
+  const std::string floating = " of parameter 1 of group 0 must be Float, Double, BFloat16 or Half";
+  EXPECT_EQ(refusal(at::ones({2}, at::kLong)),
+            "GradScaler::unscale_: gradient dtype (Long)" + floating);
+  EXPECT_EQ(refusal(at::ones({2}, at::kComplexFloat)),
+            "GradScaler::unscale_: gradient dtype (ComplexFloat)" + floating);
+  EXPECT_EQ(refusal(at::ones({2, 2}).to_sparse_csr()),
+            "GradScaler::unscale_: gradient layout (SparseCsr) of parameter 1 of group 0 must be "
+            "Strided or Sparse");
+  EXPECT_EQ(refusal(at::ones({1}).expand({2})),
+            "GradScaler::unscale_: elements of the gradient of parameter 1 of group 0 must not "
+            "share memory");
 }
 
 TEST(GradScaler, RefusesOptionsOutOfRange) {

@@ -12,6 +12,7 @@
 #include "attend/paths/recorded.h"
 #include "attend/score_mask.h"
 #include "attend/sequences.h"
+#include "core/lack_of_memory.h"
 
 /// The paths flash and efficient: LibTorch's two kernels of attention for CUDA, called directly
 /// for what at::scaled_dot_product_attention does not pass on to them. KernelForm makes the shapes
@@ -68,9 +69,8 @@ bool accepts(Kernel kernel, const Problem& problem, const Call& call) {
   try {
     call();
     return true;
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
   } catch (const c10::Error& error) {
+    if (is_lack_of_memory(error)) throw;
     warn_of_refusal(kernel, problem, error);
     return false;
   }

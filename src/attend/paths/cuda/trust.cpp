@@ -17,6 +17,7 @@
 
 #include "attend/paths/paths.h"
 #include "attend/sequences.h"
+#include "core/lack_of_memory.h"
 #include "core/random_state.h"
 
 namespace heed::detail {
@@ -281,9 +282,8 @@ bool check_first_use(Kernel kernel, const Problem& problem) {
   std::string fault;
   try {
     fault = fault_of(kernel, small_problem(problem), problem.dropout);
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
   } catch (const std::exception& error) {
+    if (is_lack_of_memory(error)) throw;
     fault = fmt::format("it throws: {}", first_line(error.what()));
   }
   if (fault.empty()) return true;

@@ -3,10 +3,14 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
+#include <heed/autocast.h>
 #include <heed/decoder.h>
 #include <heed/linear.h>
 #include <torch/utils.h>
@@ -177,7 +181,7 @@ struct OwnModule : torch::nn::Module {
 };
 
 TEST(StandIns, AreCalledByModulesThatCallLinear) {
-  torch::manual_seed(moved(55));
+  torch::manual_seed(moved(56));
   OwnModule module;
   const auto x = at::randn({B, L, E});
   const auto expected = module.fc->forward(x);
@@ -191,6 +195,61 @@ TEST(StandIns, AreCalledByModulesThatCallLinear) {
   EXPECT_THROW(linear(torch::nn::Linear(doubled), x), c10::ValueError);
   EXPECT_ERROR("linear: fc must not be empty", linear(nullptr, x));
   EXPECT_ERROR("linear: x must be defined", linear(module.fc, at::Tensor()));
+}
+
+/// The errors of a loss are the same with LibTorch's layers and with those in their places.
+TEST(StandIns, RefuseTheOptionsOfALossThatTheirLayersRefuse) {
+  torch::manual_seed(moved(55));
+  const at::NoGradGuard no_grad;
+  const auto tokens = at::randint(V, {B, L}, at::kLong);
+  const auto targets = at::full_like(tokens, 3);
+  using Options = LinearCrossEntropyOptions;
+  for (const bool tied : {false, true}) {
+    Decoder model(DecoderOptions(V, llama_options(E, H, G), 1).tied_head(tied));
+    for (const auto& each : {model, with_stand_ins(model)}) {
+      const auto error = [&](const at::Tensor& class_weight) {
+        return value_error(
+            [&] { each->loss(tokens, targets, {}, Options().class_weight(class_weight)); });
+      };
+      EXPECT_EQ(error(at::ones({V}, at::kLong)),
+                "linear_cross_entropy: class_weight dtype (Long) must equal x dtype (Float)");
+      EXPECT_EQ(error(at::ones({V}, at::kBool)),
+                "linear_cross_entropy: class_weight dtype (Bool) must equal x dtype (Float)");
+      EXPECT_EQ(error(at::ones({V}, at::kDouble)),
+                "linear_cross_entropy: class_weight dtype (Double) must equal x dtype (Float)");
+      EXPECT_EQ(error(at::ones({V}).requires_grad_()),
+                "linear_cross_entropy: class_weight must not require grad");
+      const Autocast autocast(at::kCPU, at::kBFloat16);
+      EXPECT_EQ(error(at::ones({V}, at::kLong)),
+                "linear_cross_entropy: class_weight dtype (Long) must equal x dtype (BFloat16)");
+      each->loss(tokens, targets, {}, Options().class_weight(at::ones({V})));
+    }
+  }
+}
+
+/// A layer whose scores have another dtype than its input.
+class LinearOfIntegers : public HalvedLinear {
+ public:
+  using HalvedLinear::HalvedLinear;
+  at::Tensor project(const at::Tensor& x) const override {
+    return HalvedLinear::project(x).to(at::kLong);
+  }
+};
+
+TEST(StandIns, RefuseWhatMakesNoLoss) {
+  const auto x = at::zeros({B, L, E}), targets = at::full({B, L}, 3, at::kLong);
+  const torch::nn::LinearImpl layer(torch::nn::LinearOptions(E, V));
+  const HalvedLinear halved(layer);
+  const LinearOfIntegers integers(layer);
+  const LinearCrossEntropyOptions options;
+  EXPECT_ERROR("linear_cross_entropy: targets must be defined",
+               halved.loss(x, at::Tensor(), options));
+  EXPECT_ERROR("linear_cross_entropy: targets device (meta) must equal x device (cpu)",
+               halved.loss(x, targets.to(at::kMeta), options));
+  EXPECT_ERROR("linear_cross_entropy: bias must not be given: the layer adds its own",
+               halved.loss(x, targets, LinearCrossEntropyOptions().bias(at::zeros({V}))));
+  EXPECT_ERROR("linear_cross_entropy: scores dtype (Long) must be Float, Double, BFloat16 or Half",
+               integers.loss(x, targets, options));
 }
 
 TEST(StandIns, AreInitializedAsTheirLayersAre) {
