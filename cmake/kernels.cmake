@@ -23,8 +23,21 @@ function(heed_kernel_flags instruction_set variable)
   set(flags_avx512 ${flags_avx2} -mavx512f -mavx512dq -mavx512bw -mavx512vl
     -mprefer-vector-width=512)
   set(flags_avx512_bf16 ${flags_avx512} -mavx512bf16)
+  set(flags_avx512_amx ${flags_avx512_bf16} -mamx-tile -mamx-bf16)
   set(${variable} -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
     ${flags_${instruction_set}} PARENT_SCOPE)
+endfunction()
+
+# heed_compiles_amx(<variable>): whether the compiler has AMX's tile registers.
+function(heed_compiles_amx variable)
+  heed_kernel_flags(avx512_amx flags)
+  list(JOIN flags " " CMAKE_REQUIRED_FLAGS)
+  set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+  check_cxx_source_compiles("
+#include <immintrin.h>
+void multiply() { _tile_dpbf16ps(0, 1, 2); }
+" heed_has_amx)
+  set(${variable} "${heed_has_amx}" PARENT_SCOPE)
 endfunction()
 
 # heed_add_kernels(<target> <source>...)
@@ -57,6 +70,11 @@ int main() {}
   if(for_x86)
     set(instruction_sets baseline avx2 avx512 avx512_bf16)
     target_compile_definitions(${target} PRIVATE HEED_X86_KERNELS)
+    heed_compiles_amx(has_amx)
+    if(has_amx)
+      list(APPEND instruction_sets avx512_amx)
+      target_compile_definitions(${target} PRIVATE HEED_AMX_KERNELS)
+    endif()
   elseif(for_arm)
     set(instruction_sets neon neon_bf16)
     target_compile_definitions(${target} PRIVATE HEED_ARM_KERNELS)

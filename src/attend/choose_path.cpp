@@ -70,7 +70,7 @@ bool outruns_fused(const Problem& problem) {
     case at::kHalf:
       return set.converts_half;
     case at::kBFloat16:
-      return products_are_fast && !blas_properties().bfloat16_tiles;
+      return products_are_fast && (set.has_tile_registers || !blas_properties().bfloat16_tiles);
     default:
       return false;
   }

@@ -4,6 +4,10 @@
 #include <c10/util/Exception.h>
 #if defined(HEED_X86_KERNELS)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(HEED_ARM_KERNELS) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(HEED_ARM_KERNELS) && defined(__APPLE__)
@@ -49,8 +53,24 @@ namespace avx512_bf16 {
 extern const InstructionSet instruction_set;
 }
 #endif
+#ifdef HEED_AMX_KERNELS
+namespace avx512_amx {
+extern const InstructionSet instruction_set;
+}
+#endif
 
 namespace {
+
+bool has_bfloat16_tiles() {
+#ifdef HEED_X86_KERNELS
+  // A bit of CPUID, because the built-in function of older compilers does not know AMX.
+  constexpr unsigned kAmxBf16 = 1U << 22;
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmxBf16) != 0;
+#else
+  return false;
+#endif
+}
 
 #if defined(HEED_WITHOUT_KERNELS)
 
@@ -79,6 +99,21 @@ std::vector<const InstructionSet*> find_instruction_sets() {
 
 #else
 
+#ifdef HEED_AMX_KERNELS
+/// Asks Linux for tile registers, for all threads of the process: it saves them only after that.
+bool may_use_tile_registers() {
+#ifdef __linux__
+  constexpr unsigned kTileRegisters = 1U << 24;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kTileRegisters) != 0 &&
+         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 std::vector<const InstructionSet*> find_instruction_sets() {
   std::vector<const InstructionSet*> sets = {&baseline::instruction_set};
 #ifdef HEED_X86_KERNELS
@@ -90,7 +125,14 @@ std::vector<const InstructionSet*> find_instruction_sets() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
     sets.push_back(&avx512::instruction_set);
-    if (__builtin_cpu_supports("avx512bf16")) sets.push_back(&avx512_bf16::instruction_set);
+    if (__builtin_cpu_supports("avx512bf16")) {
+      sets.push_back(&avx512_bf16::instruction_set);
+#ifdef HEED_AMX_KERNELS
+      if (has_bfloat16_tiles() && may_use_tile_registers()) {
+        sets.push_back(&avx512_amx::instruction_set);
+      }
+#endif
+    }
   }
 #endif
   return sets;
@@ -117,17 +159,6 @@ std::atomic<const InstructionSet*>& in_use() {
   return set;
 }
 
-bool has_bfloat16_tiles() {
-#ifdef HEED_X86_KERNELS
-  // A bit of CPUID, because the built-in function of older compilers does not know AMX.
-  constexpr unsigned kAmxBf16 = 1U << 22;
-  unsigned eax, ebx, ecx, edx;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmxBf16) != 0;
-#else
-  return false;
-#endif
-}
-
 bool is_intel() {
 #ifdef HEED_X86_KERNELS
   return __builtin_cpu_is("intel") != 0;
@@ -145,7 +176,8 @@ const InstructionSet& no_kernels() {
   static const MatrixKernels matrix{};
   static const ScoreKernels scores{};
   static const InstructionSet none = {"none", /*vector_bytes=*/0, /*registers=*/0, false,  false,
-                                      decode, few_rows,           layers,          matrix, scores};
+                                      false,  decode,             few_rows,        layers, matrix,
+                                      scores};
   return none;
 }
 

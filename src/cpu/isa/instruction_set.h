@@ -15,6 +15,7 @@ struct InstructionSet {
   int64_t registers;         ///< number of vector registers; 32 let multiply-adds bound a product
   bool converts_half;        ///< whether it has instructions for float16 to and from float32
   bool multiplies_bfloat16;  ///< whether it has bfloat16 products, so MatrixKernels::of_pairs
+  bool has_tile_registers;   ///< whether it multiplies bfloat16 in tile registers (AMX)
   const DecodeKernels& decode;
   const FewRowsKernels& few_rows;
   const LayerKernels& layers;

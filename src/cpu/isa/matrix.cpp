@@ -4,6 +4,7 @@
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/micro_tile_sums.h"
 #include "cpu/isa/simd.h"
+#include "cpu/isa/tile_registers.h"
 
 // Matrix products, c [rows, columns] = a [rows, depth] b [depth, columns], and the packing of
 // their operands.
@@ -35,11 +36,10 @@ namespace {
 // hold a row of b's panel and an operand of a.
 constexpr int64_t kMicroVectors = kRegisters == 32 ? 4 : 2;
 
-/// Writes the sums of a micro-tile to c. `row` is the number of its first row in the product,
-/// and `c` the place of its first element.
-template <typename T, typename Operand, int64_t MicroRows, int64_t MicroVectors>
-inline void write_sums(const MicroTileSums<T, Operand, MicroRows, MicroVectors>& sums,
-                       const Product<T, Operand>& product, int64_t row, T* c) {
+/// Writes the sums of a micro-tile, sums(row, vector), to c. `row` is the number of its first row in
+/// the product, and `c` the place of its first element.
+template <int64_t MicroRows, int64_t MicroVectors, typename T, typename Operand, typename Sums>
+inline void write_sums(const Sums& sums, const Product<T, Operand>& product, int64_t row, T* c) {
   const bool scaled = product.factor != 1;
 #pragma GCC unroll 8
   for (int64_t r = 0; r < MicroRows; ++r, c += product.c_row) {
@@ -77,7 +77,8 @@ void multiply_micro_tile(const Product<T, Operand>& product, int64_t row, int64_
     for (int64_t n = 0; n < product.run_count; ++n) add_run(product.runs[n]);
   }
   if constexpr (Prefetches) *product.ahead = ahead;
-  write_sums(sums, product, row, product.c + row * product.c_row + column);
+  write_sums<MicroRows, MicroVectors>(sums, product, row,
+                                      product.c + row * product.c_row + column);
 }
 
 template <typename T, typename Operand, bool Prefetches, int64_t MicroVectors>
@@ -410,9 +411,81 @@ bool are_finite_pairs(const BFloat16Pair* from, int64_t from_row, int64_t count,
   return others == 0;
 }
 
+#ifdef __AMX_BF16__
+/// Writes a row of sums, which stand in memory, to c.
+template <int64_t Vectors>
+void write_row(const Product<float, BFloat16Pair>& product, int64_t row, int64_t column,
+               const float* row_sums) {
+  const auto sums = [&](int64_t /*row*/, int64_t v) { return load(row_sums + v * kLanes<float>); };
+  write_sums<1, Vectors>(sums, product, row, product.c + row * product.c_row + column);
+}
+
+/// Multiplies in tile registers. The rows of a are contiguous.
+void multiply_in_registers(const Product<float, BFloat16Pair>& product) {
+  int64_t column = 0;
+  for (; column + 2 * kSide <= product.columns; column += 2 * kSide) {
+    multiply_columns<2>(product, column, write_row<2>);
+  }
+  if (column < product.columns) multiply_columns<1>(product, column, write_row<1>);
+}
+
+/// to [rows, to_row] = a [rows, depth], whose columns are contiguous.
+void pack_by_rows(const BFloat16Pair* a, int64_t a_column, int64_t rows, int64_t depth,
+                  BFloat16Pair* to, int64_t to_row) {
+  constexpr int64_t kLanesOfPairs = kLanes<BFloat16Pair>;
+  for (int64_t row = 0; row < rows; row += kLanesOfPairs) {
+    int64_t k = 0;
+    for (; row + kLanesOfPairs <= rows && k + kLanesOfPairs <= depth; k += kLanesOfPairs) {
+      const auto load_row = [&](int64_t n) { return load(a + (k + n) * a_column + row); };
+      pack_square<BFloat16Pair>(load_row, to + row * to_row + k, to_row);
+    }
+    for (; k < depth; ++k) {
+      for (int64_t r = row; r < rows && r < row + kLanesOfPairs; ++r) {
+        to[r * to_row + k] = a[k * a_column + r];
+      }
+    }
+  }
+}
+
+/// Multiplies in tile registers, 32 rows at a time, which are copied because the columns of a are
+/// contiguous.
+void multiply_copied_rows(const Product<float, BFloat16Pair>& product, BFloat16Pair* copy) {
+  constexpr int64_t kRows = 2 * kSide;
+  auto part = product;
+  part.a = copy;
+  part.a_row = round_up(product.depth, kSide) + kSide;  // no power of two
+  part.a_column = 1;
+  for (int64_t row = 0; row < product.rows; row += kRows) {
+    part.rows = product.rows - row < kRows ? product.rows - row : kRows;
+    part.c = product.c + row * product.c_row;
+    if (product.lane_maxima != nullptr) {
+      part.lane_maxima = product.lane_maxima + row * kColumnMultiple;
+    }
+    pack_by_rows(product.a + row, product.a_column, part.rows, product.depth, copy, part.a_row);
+    multiply_in_registers(part);
+  }
+}
+
+void multiply_pairs(const Product<float, BFloat16Pair>& product) {
+  constexpr int64_t kDepth = 256;  // of copied rows
+  // All numbers of rows are multiplied in this way: sums in registers round in another order than
+  // those in vectors, and the backward pass computes the very scores of the forward pass.
+  if (product.a_column == 1) {
+    const TileRegisters registers;
+    return multiply_in_registers(product);
+  }
+  if (product.a_row != 1 || product.depth > kDepth) return multiply(product);
+  alignas(64) BFloat16Pair copy[2 * kSide * (kDepth + kSide)];
+  const TileRegisters registers;
+  multiply_copied_rows(product, copy);
+}
+#else
+void multiply_pairs(const Product<float, BFloat16Pair>& product) { multiply(product); }
+#endif
+
 constexpr PairKernels kPairKernels =
     kMultipliesBFloat16 ? PairKernels{pack_pairs, pack_transposed_pairs, pack_column_pairs,
-                                      multiply<float, BFloat16Pair>, are_finite_pairs}
+                                      multiply_pairs, are_finite_pairs}
                         : PairKernels{};
 
 }  // namespace

@@ -18,9 +18,10 @@
 /// code here, so that builds for different sets can be linked together.
 ///
 /// The compiler's own macros (__AVX512F__, __F16C__, __aarch64__ ..) choose the constants below. A
-/// new instruction set needs values of all four: kVectorBytes, the size of a register; kRegisters,
+/// new instruction set needs values of all five: kVectorBytes, the size of a register; kRegisters,
 /// their number, from which micro-tiles get their size; kConvertsHalf and kMultipliesBFloat16,
-/// whether there are instructions for float16 conversions and bfloat16 products. Functions with an
+/// whether there are instructions for float16 conversions and bfloat16 products; and
+/// kHasTileRegisters, whether these products are those of AMX's tile registers. Functions with an
 /// #if end in a portable branch. A new branch is needed for speed, or where an existing one is
 /// taken that assumes another size of vectors: those of __aarch64__ assume 16 bytes.
 /// The set is also named in cmake/kernels.cmake and capability.cpp. See docs/kernels.md,
@@ -52,6 +53,12 @@ constexpr bool kConvertsHalf = false;
 constexpr bool kMultipliesBFloat16 = true;
 #else
 constexpr bool kMultipliesBFloat16 = false;
+#endif
+
+#ifdef __AMX_BF16__
+constexpr bool kHasTileRegisters = true;
+#else
+constexpr bool kHasTileRegisters = false;
 #endif
 
 template <typename T>

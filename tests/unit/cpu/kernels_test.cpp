@@ -299,6 +299,90 @@ TEST_P(Kernels, MultiplyAndFindTheLargestOfEachLane) {
   }
 }
 
+/// Pairs of bfloat16 of a matrix [rows, 2 pairs], as 32-bit numbers [rows, pairs].
+at::Tensor pairs_of(const at::Tensor& x) { return x.contiguous().view(at::kInt); }
+
+struct PairSizes {
+  int64_t rows, pairs, columns;
+};
+
+/// c of a product of pairs, and its value in float64: of rows in a row or in a column of a, of the
+/// whole depth or of runs, added to what was there or not.
+void expect_product_of_pairs(const PairSizes& sizes, bool by_columns, bool in_runs) {
+  SCOPED_TRACE(c10::str(sizes.rows, " x ", sizes.pairs, " x ", sizes.columns, " ", by_columns));
+  const auto a = at::randn({sizes.rows, 2 * sizes.pairs}).to(at::kBFloat16);
+  const auto b = at::randn({2 * sizes.pairs, sizes.columns}).to(at::kBFloat16);
+  const auto a_pairs = by_columns ? pairs_of(a).t().contiguous() : pairs_of(a);
+  const auto b_pairs = pairs_of(b.t()).t().contiguous();  // [pairs, columns]
+  const auto before = at::randn({sizes.rows, sizes.columns});
+  auto c = before.clone();
+  auto maxima = at::full({sizes.rows, detail::kColumnMultiple}, -1e3);
+  detail::Product<float, detail::BFloat16Pair> product = {
+      sizes.rows,
+      sizes.columns,
+      sizes.pairs,
+      reinterpret_cast<const detail::BFloat16Pair*>(a_pairs.const_data_ptr()),
+      by_columns ? 1 : sizes.pairs,
+      by_columns ? sizes.rows : 1,
+      reinterpret_cast<const detail::BFloat16Pair*>(b_pairs.const_data_ptr()),
+      sizes.columns,
+      c.mutable_data_ptr<float>(),
+      sizes.columns,
+      /*accumulate=*/in_runs};
+  const detail::DepthRun runs[] = {{0, sizes.pairs / 3}, {sizes.pairs / 2, sizes.pairs / 4}};
+  auto seen = at::ones({2 * sizes.pairs}, at::kDouble);
+  if (in_runs) {
+    product.runs = runs;
+    product.run_count = 2;
+    seen.zero_();
+    for (const auto& run : runs) seen.narrow(0, 2 * run.first, 2 * run.count).fill_(1);
+  } else {
+    product.factor = 0.25F;
+  }
+  product.lane_maxima = maxima.mutable_data_ptr<float>();
+  detail::instruction_set().matrix.of_pairs.multiply(product);
+  auto expected = (a.to(at::kDouble) * seen).matmul(b.to(at::kDouble)) * product.factor;
+  if (in_runs) expected = expected + before;
+  // Sums of up to 2 * 300 products of numbers up to 16, each rounded to float32.
+  EXPECT_TRUE(is_close(c, expected, 1e-5));
+  EXPECT_TRUE(at::equal(maxima.amax(1), c.amax(1)));
+}
+
+TEST_P(Kernels, MultiplyPairs) {
+  if (!detail::instruction_set().multiplies_bfloat16) GTEST_SKIP() << "no products of pairs";
+  torch::manual_seed(moved(8));
+  for (const int64_t rows : {1, 6, 15, 16, 17, 33, 70}) {
+    for (const int64_t pairs : {1, 8, 16, 23, 40, 300}) {
+      for (const int64_t columns : {16, 32, 48, 80}) {
+        for (const bool by_columns : {false, true}) {
+          for (const bool in_runs : {false, true}) {
+            expect_product_of_pairs({rows, pairs, columns}, by_columns, in_runs);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// A number that is NaN shows in its own row and column alone, and infinity in its sums.
+TEST_P(Kernels, MultiplyPairsThatAreNotFinite) {
+  if (!detail::instruction_set().multiplies_bfloat16) GTEST_SKIP() << "no products of pairs";
+  constexpr int64_t kRows = 19, kPairs = 9, kColumns = 48;
+  auto a = at::ones({kRows, 2 * kPairs}, at::kBFloat16);
+  auto b = at::ones({2 * kPairs, kColumns}, at::kBFloat16);
+  a[18][17].fill_(std::numeric_limits<float>::quiet_NaN());
+  b[17][40].fill_(std::numeric_limits<float>::infinity());
+  const auto a_pairs = pairs_of(a), b_pairs = pairs_of(b.t()).t().contiguous();
+  auto c = at::empty({kRows, kColumns});
+  detail::instruction_set().matrix.of_pairs.multiply(
+      {kRows, kColumns, kPairs,
+       reinterpret_cast<const detail::BFloat16Pair*>(a_pairs.const_data_ptr()), kPairs, 1,
+       reinterpret_cast<const detail::BFloat16Pair*>(b_pairs.const_data_ptr()), kColumns,
+       c.mutable_data_ptr<float>(), kColumns, /*accumulate=*/false});
+  const auto expected = a.to(at::kFloat).matmul(b.to(at::kFloat));
+  EXPECT_TRUE(at::allclose(c, expected, 1e-6, 1e-6, /*equal_nan=*/true));
+}
+
 /// Two indicators of probability p: their correlation, in standard deviations from 0.
 double correlation_in_sigma(const at::Tensor& a, const at::Tensor& b, double p) {
   const auto product = ((a - p) * (b - p)).to(at::kDouble).mean().item<double>();
