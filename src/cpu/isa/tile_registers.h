@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cpu/isa/matrix.h"
+#include "cpu/isa/micro_tile_sums.h"
 #include "cpu/isa/simd.h"
 
 /// Products of bfloat16 pairs in AMX's tile registers, each of which holds 16 rows of 64 bytes.
@@ -51,13 +52,16 @@ struct PairRows {
   int64_t row;
 };
 
-/// to [to_rows, to_columns] = the first rows and columns of `from`, then zeros.
-inline PairRows padded_copy(const PairRows& from, int64_t rows, int64_t columns, BFloat16Pair* to,
-                            int64_t to_rows, int64_t to_columns) {
+/// to [to_rows, to_columns] = the elements of `from` in these rows and columns; 0 elsewhere.
+inline PairRows padded_copy(const PairRows& from, const DepthRun& rows, const DepthRun& columns,
+                            BFloat16Pair* to, int64_t to_rows, int64_t to_columns) {
+  const auto has = [](const DepthRun& run, int64_t n) {
+    return n >= run.first && n < run.first + run.count;
+  };
   for (int64_t r = 0; r < to_rows; ++r) {
-    auto* line = to + r * to_columns;
     for (int64_t i = 0; i < to_columns; ++i) {
-      line[i] = r < rows && i < columns ? from.data[r * from.row + i] : 0;
+      const bool is_copied = has(rows, r) && has(columns, i);
+      to[r * to_columns + i] = is_copied ? from.data[r * from.row + i] : 0;
     }
   }
   return {to, to_columns};
@@ -82,23 +86,26 @@ inline void add_step(const PairRows& a, const PairRows& b) {
 /// The compiler does not know that loads of registers read memory.
 inline void finish_writes() { __asm__ volatile("" ::: "memory"); }
 
-/// Adds the products of one run. `rows` are those of a that exist.
+/// Adds the products of one run. `rows` are those of a that exist. Steps begin at multiples of 16
+/// pairs, also where the run does not: so a sum is the same to the bit, whichever pairs of zeros
+/// runs leave out.
 template <int64_t RowSides, int64_t ColumnSides>
 inline void add_run(const Product<float, BFloat16Pair>& product, int64_t row, int64_t rows,
                     int64_t column, const DepthRun& run) {
-  alignas(64) BFloat16Pair a_copy[RowSides * kSide * kSide];
-  alignas(64) BFloat16Pair b_copy[ColumnSides * kSide * kSide];
-  for (int64_t k = 0; k < run.count; k += kSide) {
-    PairRows a = {product.a + row * product.a_row + run.first + k, product.a_row};
-    PairRows b = {product.b + (run.first + k) * product.b_row + column, product.b_row};
-    const int64_t pairs = run.count - k < kSide ? run.count - k : kSide;
-    if (rows < RowSides * kSide || pairs < kSide) {
-      a = padded_copy(a, rows, pairs, a_copy, RowSides * kSide, kSide);
+  constexpr int64_t kRows = RowSides * kSide, kColumns = ColumnSides * kSide;
+  alignas(64) BFloat16Pair a_copy[kRows * kSide];
+  alignas(64) BFloat16Pair b_copy[kSide * kColumns];
+  const int64_t end = run.first + run.count;
+  for (int64_t k = run.first / kSide * kSide; k < end; k += kSide) {
+    const int64_t first = run.first > k ? run.first - k : 0;
+    const int64_t last = end - k < kSide ? end - k : kSide;
+    const DepthRun pairs = {first, last - first};
+    PairRows a = {product.a + row * product.a_row + k, product.a_row};
+    PairRows b = {product.b + k * product.b_row + column, product.b_row};
+    if (rows < kRows || pairs.count < kSide) {
+      a = padded_copy(a, {0, rows}, pairs, a_copy, kRows, kSide);
     }
-    if (pairs < kSide) {
-      constexpr int64_t kColumns = ColumnSides * kSide;
-      b = padded_copy(b, pairs, kColumns, b_copy, kSide, kColumns);
-    }
+    if (pairs.count < kSide) b = padded_copy(b, pairs, {0, kColumns}, b_copy, kSide, kColumns);
     finish_writes();
     add_step<RowSides, ColumnSides>(a, b);
     if (product.ahead != nullptr) {

@@ -343,8 +343,8 @@ void expect_product_of_pairs(const PairSizes& sizes, bool by_columns, bool in_ru
   detail::instruction_set().matrix.of_pairs.multiply(product);
   auto expected = (a.to(at::kDouble) * seen).matmul(b.to(at::kDouble)) * product.factor;
   if (in_runs) expected = expected + before;
-  // Sums of up to 2 * 300 products of numbers up to 16, each rounded to float32.
-  EXPECT_TRUE(is_close(c, expected, 1e-5));
+  // Sums of up to 600 products, each rounded to float32: up to 600 x 2^-24 of the largest, 100.
+  EXPECT_TRUE(is_close(c, expected, 1e-3));  // a missing product is near 1
   EXPECT_TRUE(at::equal(maxima.amax(1), c.amax(1)));
 }
 

@@ -148,7 +148,7 @@ TEST_F(Weights, NeedAFileOfAKnownFormat) {
       "load_weights: path (" + path_ +
           ") must be a sound PyTorch file; it must end with a zip archive's directory (size " +
           std::to_string(size / 2) + ")");
-  expect_equal(module->named_parameters(), before);
+  expect_equal_tensors(module->named_parameters(), before);
 }
 
 /// Files that are often given instead of weights; after the advice is followed, weights load.

@@ -58,7 +58,7 @@ inline Tensors copies(const Tensors& tensors) {
   return result;
 }
 
-inline void expect_equal(const Tensors& actual, const Tensors& expected) {
+inline void expect_equal_tensors(const Tensors& actual, const Tensors& expected) {
   EXPECT_EQ(actual.keys(), expected.keys());
   for (const auto& item : expected) {
     const auto& tensor = actual[item.key()];

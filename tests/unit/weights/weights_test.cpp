@@ -46,7 +46,7 @@ void expect_round_trip(Module module, const std::string& path) {
       module->fc_q->bias.requires_grad_(false);
       const auto before = module->named_parameters();
       const auto report = load_weights(*module, path);
-      expect_equal(module->named_parameters(), saved);
+      expect_equal_tensors(module->named_parameters(), saved);
       EXPECT_THAT(report.loaded, ElementsAreArray(saved.keys()));
       EXPECT_THAT(report.missing, IsEmpty());
       EXPECT_THAT(report.unexpected, IsEmpty());
@@ -74,8 +74,8 @@ TEST_F(Weights, ReachNestedModulesAndBuffers) {
   for (auto& item : buffers) item.value().add_(7);
   save(parameters, buffers);
   const auto report = load_weights(*model, path_);
-  expect_equal(model->named_parameters(), parameters);
-  expect_equal(model->named_buffers(), buffers);
+  expect_equal_tensors(model->named_parameters(), parameters);
+  expect_equal_tensors(model->named_buffers(), buffers);
   EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int64_t>(), 7);
   EXPECT_EQ(model->named_parameters().size(), 2 + 6u);
   EXPECT_EQ(report.loaded.size(), 2 + 6 + 3u);
@@ -87,7 +87,7 @@ TEST_F(Weights, LoadFromAnArchiveOfTorchSave) {
   torch::save(saved, path_);
   ASSERT_FALSE(module->qkv->weight.equal(saved->qkv->weight));
   load_weights(*module, path_);
-  expect_equal(module->named_parameters(), saved->named_parameters());
+  expect_equal_tensors(module->named_parameters(), saved->named_parameters());
 }
 
 TEST_F(Weights, OfAModuleWithoutAnyAreAnEmptyArchive) {
@@ -120,7 +120,7 @@ TEST_F(Weights, ThatDoNotFitAreListedAndChangeNothing) {
                 "  misshapen: fc_q.weight (Float [4, 4] in the module, Float [8, 4] in the file)\n"
                 "  misshapen: fc_k.bias (Float [4] in the module, Double [4] in the file)\n"
                 "  LoadOptions that may help: name_map, dtype (Float)");
-  expect_equal(module->named_parameters(), before);
+  expect_equal_tensors(module->named_parameters(), before);
 }
 
 TEST_F(Weights, ThatFitAreLoadedWhenNotStrict) {
@@ -137,7 +137,7 @@ TEST_F(Weights, ThatFitAreLoadedWhenNotStrict) {
                           "fc_k.bias (Float [4] in the module, Double [4] in the file)"));
   auto expected = before;
   for (const auto& name : report.loaded) expected[name] = saved[name];
-  expect_equal(module->named_parameters(), expected);
+  expect_equal_tensors(module->named_parameters(), expected);
 }
 
 /// Nothing is changed where one of the destinations cannot be copied into.
