@@ -29,7 +29,7 @@ void pretrained(const std::string& folder) {
     auto sampling = heed::SamplingOptions().temperature(0.8);
     for (int i = 0; i < 20; ++i) {
       auto scores = model->forward_cached(tokens, caches, {}, /*last_only=*/true);  // [1, 1, V]
-      tokens = heed::sample(scores[0], sampling).unsqueeze(1);                       // [1, 1]
+      tokens = heed::sample(scores[0], sampling).unsqueeze(1);                      // [1, 1]
       std::cout << tokens.item<int64_t>() << ' ';
     }
   }

@@ -175,9 +175,9 @@ const InstructionSet& no_kernels() {
   static const LayerKernels layers{};
   static const MatrixKernels matrix{};
   static const ScoreKernels scores{};
-  static const InstructionSet none = {"none", /*vector_bytes=*/0, /*registers=*/0, false,  false,
-                                      false,  decode,             few_rows,        layers, matrix,
-                                      scores};
+  static const InstructionSet none = {
+      "none", /*vector_bytes=*/0, /*registers=*/0, false,  false, false,
+      decode, few_rows,           layers,          matrix, scores};
   return none;
 }
 

@@ -36,8 +36,8 @@ namespace {
 // hold a row of b's panel and an operand of a.
 constexpr int64_t kMicroVectors = kRegisters == 32 ? 4 : 2;
 
-/// Writes the sums of a micro-tile, sums(row, vector), to c. `row` is the number of its first row in
-/// the product, and `c` the place of its first element.
+/// Writes the sums of a micro-tile, sums(row, vector), to c. `row` is the number of its first row
+/// in the product, and `c` the place of its first element.
 template <int64_t MicroRows, int64_t MicroVectors, typename T, typename Operand, typename Sums>
 inline void write_sums(const Sums& sums, const Product<T, Operand>& product, int64_t row, T* c) {
   const bool scaled = product.factor != 1;
@@ -77,8 +77,7 @@ void multiply_micro_tile(const Product<T, Operand>& product, int64_t row, int64_
     for (int64_t n = 0; n < product.run_count; ++n) add_run(product.runs[n]);
   }
   if constexpr (Prefetches) *product.ahead = ahead;
-  write_sums<MicroRows, MicroVectors>(sums, product, row,
-                                      product.c + row * product.c_row + column);
+  write_sums<MicroRows, MicroVectors>(sums, product, row, product.c + row * product.c_row + column);
 }
 
 template <typename T, typename Operand, bool Prefetches, int64_t MicroVectors>

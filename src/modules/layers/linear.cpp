@@ -9,8 +9,8 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
-#include <heed/linear.h>
 #include <ATen/ops/mm.h>
+#include <heed/linear.h>
 
 #include <algorithm>
 #include <array>

@@ -373,8 +373,7 @@ CountedRows count_by_operators(const LossCall& call, at::ScalarType dtype) {
   const auto counts = counted.ignored.eq(false).to(dtype);
   const auto rows = counts.sum();
   const auto& weight = call.class_weight;
-  const auto weights =
-      weight.defined() ? (weight.gather(0, counted.targets) * counts).sum() : rows;
+  const auto weights = weight.defined() ? (weight.gather(0, counted.targets) * counts).sum() : rows;
   const auto none = rows.eq(0);
   counted.rows = rows.masked_fill(none, 1);
   counted.weights = weights.masked_fill(none, 1);

@@ -64,8 +64,7 @@ TEST(LastScores, AreZeroWhereNoTokenCounts) {
     EXPECT_EQ(scores[1].ne(0).sum().item<int64_t>(), 0);
     EXPECT_GT(scores[0].ne(0).sum().item<int64_t>(), 0);
     EXPECT_EQ(caches[0].lengths(), std::vector<int64_t>({2, 0, 4}));
-    const auto none =
-        model->forward_cached(tokens.narrow(1, 0, 0), caches, {}, /*last_only=*/true);
+    const auto none = model->forward_cached(tokens.narrow(1, 0, 0), caches, {}, /*last_only=*/true);
     EXPECT_TRUE(none.equal(at::zeros({B, 1, V})));
   }
 }

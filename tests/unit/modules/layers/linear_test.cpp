@@ -345,8 +345,7 @@ TEST(Linear, ChoosesByProcessorAndSize) {
     EXPECT_EQ(product(large), wide ? LinearProduct::pointwise : libtorch) << set->name;
     EXPECT_EQ(product(small), foreign ? blocks : libtorch) << set->name;
     EXPECT_EQ(product(tiny), has_mkl ? blocks : libtorch) << set->name;
-    EXPECT_EQ(product(few),
-              has_mkl && set->vector_bytes >= 32 ? LinearProduct::few_rows : libtorch)
+    EXPECT_EQ(product(few), has_mkl && set->vector_bytes >= 32 ? LinearProduct::few_rows : libtorch)
         << set->name;
   }
   const auto names = operators_of(large.input, large.weight, large.bias);
