@@ -450,18 +450,18 @@ void pack_by_rows(const BFloat16Pair* a, int64_t a_column, int64_t rows, int64_t
 /// contiguous.
 void multiply_copied_rows(const Product<float, BFloat16Pair>& product, BFloat16Pair* copy) {
   constexpr int64_t kRows = 2 * kSide;
-  auto part = product;
-  part.a = copy;
-  part.a_row = round_up(product.depth, kSide) + kSide;  // no power of two
-  part.a_column = 1;
+  auto block = product;
+  block.a = copy;
+  block.a_row = round_up(product.depth, kSide) + kSide;  // no power of two
+  block.a_column = 1;
   for (int64_t row = 0; row < product.rows; row += kRows) {
-    part.rows = product.rows - row < kRows ? product.rows - row : kRows;
-    part.c = product.c + row * product.c_row;
+    block.rows = product.rows - row < kRows ? product.rows - row : kRows;
+    block.c = product.c + row * product.c_row;
     if (product.lane_maxima != nullptr) {
-      part.lane_maxima = product.lane_maxima + row * kColumnMultiple;
+      block.lane_maxima = product.lane_maxima + row * kColumnMultiple;
     }
-    pack_by_rows(product.a + row, product.a_column, part.rows, product.depth, copy, part.a_row);
-    multiply_in_registers(part);
+    pack_by_rows(product.a + row, product.a_column, block.rows, product.depth, copy, block.a_row);
+    multiply_in_registers(block);
   }
 }
 
