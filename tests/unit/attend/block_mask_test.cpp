@@ -209,16 +209,24 @@ std::vector<at::Tensor> trained(const Inputs& inputs, const AttendOptions& optio
 }
 
 void expect_same(const Inputs& inputs, const Pair& pair, const std::string& name) {
-  EXPECT_TRUE(are_equal(inferred(inputs, pair.by_rule), inferred(inputs, pair.by_tensor))) << name;
-  EXPECT_TRUE(are_equal(trained(inputs, pair.by_rule), trained(inputs, pair.by_tensor))) << name;
+  const auto path = attend_path(inputs, pair.by_tensor);
+  // LibTorch's products may round in another way where tensors lie elsewhere in memory: MKL's do.
+  const bool of_heed = path == AttendPath::decode || path == AttendPath::block;
+  const auto bound = 4 * forward_tolerance(inputs.query.scalar_type());
+  const auto agree = [&](const auto& found, const auto& expected) {
+    return of_heed ? are_equal(found, expected) : are_alike(found, expected, bound);
+  };
+  EXPECT_TRUE(agree(inferred(inputs, pair.by_rule), inferred(inputs, pair.by_tensor))) << name;
+  EXPECT_TRUE(agree(trained(inputs, pair.by_rule), trained(inputs, pair.by_tensor))) << name;
   const at::NoGradGuard no_grad;
   torch::manual_seed(moved(7));
   const auto output = attend(inputs, pair.by_rule);
   torch::manual_seed(moved(7));
   const auto expected = attend(inputs, pair.by_tensor);
-  if (attend_path(inputs, pair.by_rule) == attend_path(inputs, pair.by_tensor)) {
+  const bool is_same_path = attend_path(inputs, pair.by_rule) == path;
+  if (of_heed && is_same_path) {
     EXPECT_TRUE(output.equal(expected)) << name;
-  } else if (pair.by_rule.dropout() == 0.0) {
+  } else if (is_same_path || pair.by_rule.dropout() == 0.0) {
     EXPECT_TRUE(is_close(output, expected, 2 * forward_tolerance(inputs.query.scalar_type())))
         << name;
   }
