@@ -189,7 +189,9 @@ class RowPass {
     if (rows_.places.defined()) {
       return call_.x.index_select(0, rows_.places.narrow(0, first, count));
     }
-    auto x = call_.x.narrow(0, first, count);
+    // With AMX, LibTorch's product of odd rows of bfloat16 multiplies the next element of memory by
+    // 0, which is NaN if that element is.
+    auto x = call_.x.narrow(0, first, count).contiguous();
     if (!rows_.ignored.defined()) return x;
     // NaN of an ignored row stays out of the weight's gradient.
     return x.masked_fill(rows_.ignored.narrow(0, first, count).unsqueeze(1), 0.0);
