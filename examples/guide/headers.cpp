@@ -239,6 +239,11 @@ void deepseek_attention() {
   options.query_rank(1536).rotary(rotary);
 }
 
+void linear() {
+  torch::nn::Linear fc(64, 128);
+  auto y = heed::linear(fc, torch::randn({2, 10, 64}));  // [2, 10, 128]
+}
+
 void linear_cross_entropy() {
   auto x = torch::randn({6, 16}).requires_grad_();
   auto weight = torch::randn({100, 16}).requires_grad_();
