@@ -66,16 +66,11 @@ void multiply_micro_tile(const Product<T, Operand>& product, int64_t row, int64_
   RowsAhead ahead{};  // NOLINT(misc-const-correctness): it changes in the other case
   if constexpr (Prefetches) ahead = *product.ahead;
   MicroTileSums<T, Operand, MicroRows, MicroVectors> sums;
-  const auto add_run = [&](const DepthRun& run) {
+  for_each_depth_run(product, [&](const DepthRun& run) {
     sums.template add<Prefetches>(product,
                                   product.a + row * product.a_row + run.first * product.a_column,
                                   product.b + column + run.first * product.b_row, run.count, ahead);
-  };
-  if (product.runs == nullptr) {
-    add_run({0, product.depth});
-  } else {
-    for (int64_t n = 0; n < product.run_count; ++n) add_run(product.runs[n]);
-  }
+  });
   if constexpr (Prefetches) *product.ahead = ahead;
   write_sums<MicroRows, MicroVectors>(sums, product, row, product.c + row * product.c_row + column);
 }

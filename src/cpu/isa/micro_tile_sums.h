@@ -30,6 +30,13 @@ inline void prefetch_line(RowsAhead& ahead) {
   ++ahead.row;
 }
 
+/// Calls visit(run) for the runs of a product's depth: the whole depth if it has none.
+template <typename T, typename Operand, typename Visit>
+inline void for_each_depth_run(const Product<T, Operand>& product, const Visit& visit) {
+  if (product.runs == nullptr) return visit(DepthRun{0, product.depth});
+  for (int64_t n = 0; n < product.run_count; ++n) visit(product.runs[n]);
+}
+
 template <typename T>
 inline void add_product(T a, Vec<T> b, Vec<T>& sum) {
   sum += a * b;

@@ -124,14 +124,9 @@ inline void compute_square(const Product<float, BFloat16Pair>& product, int64_t 
   if constexpr (ColumnSides == 2) _tile_zero(1);
   if constexpr (RowSides == 2) _tile_zero(2);
   if constexpr (RowSides == 2 && ColumnSides == 2) _tile_zero(3);
-  const auto add = [&](const DepthRun& run) {
+  for_each_depth_run(product, [&](const DepthRun& run) {
     add_run<RowSides, ColumnSides>(product, row, rows, column, run);
-  };
-  if (product.runs == nullptr) {
-    add({0, product.depth});
-  } else {
-    for (int64_t n = 0; n < product.run_count; ++n) add(product.runs[n]);
-  }
+  });
   constexpr int64_t kColumns = ColumnSides * kSide;
   alignas(64) float sums[RowSides * kSide * kColumns];
   _tile_stored(0, sums, kColumns * sizeof(float));
