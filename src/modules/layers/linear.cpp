@@ -7,6 +7,7 @@
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -143,14 +144,23 @@ bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
          (weight.is_contiguous() || (weight.t().is_contiguous() && input.is_contiguous()));
 }
 
+/// Whether LibTorch's product may read one element beyond each row of `input` [.., K]: with AMX, it
+/// multiplies pairs of bfloat16, and 0 with the element after an odd row. That is NaN if the
+/// element is.
+bool is_read_beyond_rows(const at::Tensor& input) {
+  return blas_properties().bfloat16_tiles && input.scalar_type() == at::kBFloat16 &&
+         is_plain(input) && input.dim() >= 1 && input.size(-1) % 2 == 1;
+}
+
 /// Computes the layers by `product`, without autograd.
 std::vector<at::Tensor> multiply(LinearProduct product, const at::Tensor& input,
                                  const std::vector<LinearParameters>& layers) {
   if (product == LinearProduct::few_rows) return linear_of_few_rows(input, layers);
   if (product == LinearProduct::in_blocks) return linear_in_blocks(input, layers);
   return c10::fmap(layers, [&](const auto& layer) {
-    return product == LinearProduct::pointwise ? multiply_pointwise(input, layer)
-                                               : at::linear(input, layer.weight, layer.bias);
+    return product == LinearProduct::pointwise
+               ? multiply_pointwise(input, layer)
+               : at::linear(zero_after_rows(input), layer.weight, layer.bias);
   });
 }
 
@@ -270,13 +280,18 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
   return LinearProduct::libtorch;
 }
 
+at::Tensor zero_after_rows(const at::Tensor& input) {
+  if (!is_read_beyond_rows(input)) return input;
+  return at::constant_pad_nd(input, {0, 1}).narrow(-1, 0, input.size(-1));
+}
+
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   const auto product = linear_product(input, weight, bias);
   const bool records = is_recorded(input, weight, bias);
   if (product == LinearProduct::libtorch) {
     // at::linear would keep an input that has a recipe.
     const bool keeps_less = records && can_record(input, weight, bias) && find_recipe(input);
-    if (!keeps_less) return at::linear(input, weight, bias);
+    if (!keeps_less) return at::linear(zero_after_rows(input), weight, bias);
   }
   const std::vector<LinearParameters> layer = {{weight, bias}};
   return (records ? record(product, input, layer) : multiply(product, input, layer)).front();

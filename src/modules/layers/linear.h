@@ -32,6 +32,11 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
 HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias = {});
 
+/// Input [.., K] for a product of LibTorch's: with a 0 in memory after each row where the product
+/// would multiply the next row's first element by 0, whose infinity or NaN would come into this
+/// row. `linear` calls it; callers of the next three functions do.
+at::Tensor zero_after_rows(const at::Tensor& input);
+
 // The next three functions take matrices, and compute without autograd.
 
 /// Computes `linear`. LibTorch's product writes to the first rows of `memory` [n or more, N], which

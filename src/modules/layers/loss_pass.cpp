@@ -187,14 +187,12 @@ class RowPass {
 
   at::Tensor block_of_x(int64_t first, int64_t count) const {
     if (rows_.places.defined()) {
-      return call_.x.index_select(0, rows_.places.narrow(0, first, count));
+      return zero_after_rows(call_.x.index_select(0, rows_.places.narrow(0, first, count)));
     }
-    // With AMX, LibTorch's product of odd rows of bfloat16 multiplies the next element of memory by
-    // 0, which is NaN if that element is.
-    auto x = call_.x.narrow(0, first, count).contiguous();
-    if (!rows_.ignored.defined()) return x;
+    const auto x = call_.x.narrow(0, first, count);
+    if (!rows_.ignored.defined()) return zero_after_rows(x);
     // NaN of an ignored row stays out of the weight's gradient.
-    return x.masked_fill(rows_.ignored.narrow(0, first, count).unsqueeze(1), 0.0);
+    return zero_after_rows(x.masked_fill(rows_.ignored.narrow(0, first, count).unsqueeze(1), 0.0));
   }
 
   static at::Tensor block_of(const at::Tensor& numbers, int64_t first, int64_t count) {

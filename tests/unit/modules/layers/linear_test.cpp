@@ -377,6 +377,31 @@ TEST(Linear, LeavesRowsOfBFloat16ToTiles) {
   }
 }
 
+/// NaN of a row, and after rows, stays out of the other rows. LibTorch's product with AMX reads one
+/// element beyond odd rows.
+TEST(Linear, KeepsNaNInItsRow) {
+  torch::manual_seed(moved(9));
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t depth : {9, 127, 128, 511}) {
+      for (const int64_t rows : {3, 33, 512}) {
+        SCOPED_TRACE(c10::str(dtype, " ", rows, " x ", depth));
+        const auto weight = uniform({65, depth}, dtype);
+        const auto memory = at::full({rows, depth + 2}, std::nan(""), weight.options());
+        auto apart = memory.narrow(1, 0, depth);
+        apart.copy_(uniform({rows, depth}, dtype));
+        EXPECT_FALSE(linear(apart, weight).isnan().any().item<bool>());
+        auto dense = apart.clone();
+        dense[1].fill_(std::nan(""));
+        for (const bool records : {false, true}) {
+          const auto input = dense.clone().requires_grad_(records);
+          const auto found = linear(input, weight).isnan().all(1);
+          EXPECT_TRUE(found[1].item<bool>() && found.sum().item<int64_t>() == 1) << records;
+        }
+      }
+    }
+  }
+}
+
 /// Products of all rows, and of the first one in the same memory.
 TEST(Linear, WritesToMemoryThatIsGiven) {
   torch::manual_seed(moved(8));
