@@ -2,9 +2,13 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
+#include <heed/pack_weights.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/linear.h>
 
+#include <utility>
+
+#include "cpu/layers/packed_weight.h"
 #include "modules/layers/linear.h"
 #include "rows.h"
 #include "support/limits.h"
@@ -118,9 +122,51 @@ void add_few_rows(Rows& rows, const LinearShape& s) {
                          {"a read in vectors", reader(vector_read), 0.0, no_result}});
 }
 
+/// A layer of a model in inference, whose weight is packed in `format`, beside one whose weight is
+/// not.
+void add_packed(Rows& rows, const LinearShape& s, PackFormat format, const char* format_name) {
+  struct Inputs {
+    LinearInputs plain;
+    torch::nn::Linear packed = nullptr;
+  };
+  const auto make = [s, format] {
+    Inputs in{make_linear_inputs(s), torch::nn::Linear(s.in, s.out)};
+    in.packed->to(s.dtype);
+    pack_weights(*in.packed, format);
+    return in;
+  };
+  auto traits = linear_traits(s, /*training=*/false);
+  traits.bytes =
+      static_cast<double>(detail::packed_weight_of(make().packed->weight)->bytes());
+  add_row<Inputs>(
+      rows,
+      fmt::format("linear/packed_{}/{}/R{}_I{}_O{}", format_name, c10::toString(s.dtype), s.rows,
+                  s.in, s.out),
+      traits, make,
+      {{"heed", [](Inputs& in) { return detail::project(in.packed, in.plain.x); }, 0.0, no_result},
+       {"not packed", [](Inputs& in) { return linear_heed(in.plain); }, 0.0, no_result},
+       {"at::linear", [](Inputs& in) { return linear_torch(in.plain); }, 0.0, no_result}});
+}
+
+void add_packed_weights(Rows& rows) {
+  const auto add = [&](int64_t in, int64_t out) {
+    for (const int64_t count : {1, 4, 8, 16, 64, 256, 1024}) {
+      add_packed(rows, {count, in, out, at::kFloat}, PackFormat::as_is, "as_is");
+      for (const auto& [format, name] :
+           {std::pair(PackFormat::as_is, "as_is"), std::pair(PackFormat::int8, "int8"),
+            std::pair(PackFormat::int4, "int4")}) {
+        add_packed(rows, {count, in, out, at::kBFloat16}, format, name);
+      }
+    }
+  };
+  add(576, 1536);
+  add(2048, 5632);
+}
+
 }  // namespace
 
 void add_linear_rows(Rows& rows) {
+  add_packed_weights(rows);
   // The layers of small language models, in training.
   add_product_rows(rows, {512, 64, 64, at::kFloat});
   add_product_rows(rows, {4096, 128, 128, at::kFloat});

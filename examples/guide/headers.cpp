@@ -204,6 +204,13 @@ void quantize() {
                    heed::AttendOptions().key_scales(key_scales).value_scales(value_scales));
 }
 
+void pack_weights() {
+  heed::MultiHeadAttention attention(64, 4);
+  attention->eval();
+  heed::pack_weights(*attention, heed::PackFormat::int8);
+  auto y = attention->forward(torch::randn({2, 10, 64}));
+}
+
 void paged_kv_cache() {
   heed::GroupQueryAttention attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
   auto prompts = torch::randn({1, 8, 64}), tokens = torch::randn({1, 3, 64});
@@ -452,8 +459,8 @@ void run_all() {
       autocast, block_mask, checkpoint, cost, decoder, differential_attention, feed_forward,
       feed_forward_of_ones_own, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention,
       kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention, deepseek_attention,
-      linear_cross_entropy, masks, merge_attention, model_cost, multi_head_attention_function,
-      multi_head_attention, multi_head_attention_base, name_maps, save_weights, save_tensors,
+      linear, linear_cross_entropy, masks, merge_attention, model_cost, multi_head_attention_function,
+      multi_head_attention, multi_head_attention_base, name_maps, pack_weights, save_weights, save_tensors,
       load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
       relative_position_bias, residual_attention, rotary_embedding, sampling,
       scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs, encoder,

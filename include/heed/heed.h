@@ -33,6 +33,7 @@
 #include <heed/name_maps.h>
 #include <heed/named_tensors.h>
 #include <heed/norm.h>
+#include <heed/pack_weights.h>
 #include <heed/paged_kv_cache.h>
 #include <heed/position_embedding.h>
 #include <heed/pretrained.h>

@@ -4,6 +4,7 @@
 #include <heed/multi_head_attention.h>
 
 #include "core/error.h"
+#include "cpu/layers/packed_weight.h"
 
 namespace heed::detail {
 
@@ -45,6 +46,8 @@ void check_holds_values(const char* function, const std::string& name, const at:
   HEED_CHECK(tensor.defined(), "{}: {} must be defined", function, name);
   HEED_CHECK(tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_quantized(),
              "{}: {} must be a strided tensor", function, name);
+  HEED_CHECK(packed_weight_of(tensor) == nullptr, "{}: {} must not be packed by pack_weights",
+             function, name);
   HEED_CHECK(!tensor.is_meta(), "{}: {} must not be on the meta device", function, name);
 }
 

@@ -4,6 +4,7 @@
 #include "cpu/isa/few_rows.h"
 #include "cpu/isa/layers.h"
 #include "cpu/isa/matrix.h"
+#include "cpu/isa/packed.h"
 #include "cpu/isa/scores.h"
 
 namespace heed::detail {
@@ -20,6 +21,7 @@ struct InstructionSet {
   const FewRowsKernels& few_rows;
   const LayerKernels& layers;
   const MatrixKernels& matrix;
+  const PackedKernels& packed;
   const ScoreKernels& scores;
 };
 
@@ -29,6 +31,7 @@ extern const DecodeKernels decode_kernels;
 extern const FewRowsKernels few_rows_kernels;
 extern const LayerKernels layer_kernels;
 extern const MatrixKernels matrix_kernels;
+extern const PackedKernels packed_kernels;
 extern const ScoreKernels score_kernels;
 extern const InstructionSet instruction_set;
 }  // namespace HEED_ISA

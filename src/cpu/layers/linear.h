@@ -11,7 +11,7 @@ struct LinearParameters {
   at::Tensor weight, bias;
 };
 
-// The first two functions return input weight^T + bias [.., N] for each layer, for one input
+// The first three functions return input weight^T + bias [.., N] for each layer, for one input
 // [.., K], and compute all layers in one parallel region. Tensors are on the CPU, not empty, and of
 // one dtype.
 
@@ -23,6 +23,10 @@ std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
 /// For float32. The rows or the columns of each weight are contiguous.
 std::vector<at::Tensor> linear_in_blocks(const at::Tensor& input,
                                          const std::vector<LinearParameters>& layers);
+
+/// For float32, bfloat16 or float16. The weights are packed tensors (packed_weight.h).
+std::vector<at::Tensor> linear_packed(const at::Tensor& input,
+                                      const std::vector<LinearParameters>& layers);
 
 /// sum [.., N], contiguous, += input weight^T, for tensors as above.
 void add_linear_in_blocks(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& sum);

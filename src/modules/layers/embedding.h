@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cpu/layers/packed_weight.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/stand_in.h"
 
@@ -21,8 +22,14 @@ inline int64_t vocabulary(const torch::nn::Embedding& embedding) {
 
 /// The embeddings of tokens [B, L]: [B, L, E].
 inline at::Tensor embed(const torch::nn::Embedding& embedding, const at::Tensor& tokens) {
-  const auto* own = stand_in_of(*embedding);
-  return own ? own->embed(tokens) : at::embedding(embedding->weight, tokens);
+  if (const auto* own = stand_in_of(*embedding)) return own->embed(tokens);
+  const auto& weight = embedding->weight;
+  if (const auto* packed = packed_weight_of(weight)) {
+    auto sizes = tokens.sizes().vec();
+    sizes.push_back(packed->depth);
+    return unpack_rows(*packed, tokens.flatten().to(at::kLong)).to(weight.scalar_type()).view(sizes);
+  }
+  return at::embedding(weight, tokens);
 }
 
 /// The products of x [B, L, E] with the embeddings that this process has: [B, L, rows].

@@ -25,6 +25,7 @@
 #include "cpu/capability.h"
 #include "cpu/layers/dense.h"
 #include "cpu/layers/function.h"
+#include "cpu/layers/packed_weight.h"
 #include "cpu/layers/recipes.h"
 
 namespace heed::detail {
@@ -142,6 +143,40 @@ bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
   // If both operands are transposed, at::mm is as fast, and does not copy them.
   return input.scalar_type() == at::kBFloat16 && processor.multiplies_bfloat16 &&
          (weight.is_contiguous() || (weight.t().is_contiguous() && input.is_contiguous()));
+}
+
+/// The input of a product with a packed weight, in the dtype in which it is computed. Throws
+/// c10::ValueError unless the product can be computed.
+at::Tensor input_of_packed(const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias) {
+  constexpr auto kLinear = "linear";
+  HEED_CHECK(!is_recorded(input, weight, bias),
+             "{}: a packed weight is for inference: x must not require grad, or call it under "
+             "torch::NoGradGuard",
+             kLinear);
+  HEED_CHECK(calls_reach_kernels() && is_plain(input),
+             "{}: x must be a plain CPU tensor beside a packed weight, without transforms, tracing "
+             "and forward-mode differentiation",
+             kLinear);
+  HEED_CHECK(input.dim() >= 1 && input.size(-1) == weight.size(1),
+             "{}: x dim -1 must be in_features ({}); x {}", kLinear, weight.size(1), shape(input));
+  if (at::autocast::is_autocast_enabled(at::kCPU)) {
+    return input.to(at::autocast::get_autocast_dtype(at::kCPU));
+  }
+  check_same_dtype(kLinear, "x", input, "weight", weight);
+  return input;
+}
+
+std::vector<at::Tensor> multiply_packed(const at::Tensor& input,
+                                        const std::vector<LinearParameters>& layers) {
+  at::Tensor computed;
+  for (const auto& [weight, bias] : layers) computed = input_of_packed(input, weight, bias);
+  return linear_packed(computed, c10::fmap(layers, [&](const auto& layer) {
+                         const auto& bias = layer.bias;
+                         return LinearParameters{
+                             layer.weight,
+                             bias.defined() ? bias.to(computed.scalar_type()).contiguous() : bias};
+                       }));
 }
 
 /// Whether LibTorch's product may read one element beyond each row of `input` [.., K]: with AMX, it
@@ -272,6 +307,7 @@ std::vector<at::Tensor> record(LinearProduct product, const at::Tensor& input,
 
 LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
                              const at::Tensor& bias) {
+  if (packed_weight_of(weight) != nullptr) return LinearProduct::packed;
   const bool has_mkl = blas_properties().foreign_mkl || blas_properties().wide_vectors;
   if (!has_mkl || !can_record(input, weight, bias)) return LinearProduct::libtorch;
   if (few_rows_are_faster(input, weight)) return LinearProduct::few_rows;
@@ -287,6 +323,7 @@ at::Tensor zero_after_rows(const at::Tensor& input) {
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   const auto product = linear_product(input, weight, bias);
+  if (product == LinearProduct::packed) return multiply_packed(input, {{weight, bias}}).front();
   const bool records = is_recorded(input, weight, bias);
   if (product == LinearProduct::libtorch) {
     // at::linear would keep an input that has a recipe.
@@ -331,6 +368,7 @@ std::vector<at::Tensor> linear_together(const at::Tensor& input,
                         return linear_product(input, layer.weight, layer.bias) == product &&
                                is_recorded(input, layer.weight, layer.bias) == records;
                       });
+  if (in_one && product == LinearProduct::packed) return multiply_packed(input, layers);
   if (in_one) return records ? record(product, input, layers) : multiply(product, input, layers);
   return c10::fmap(
       layers, [&](const auto& layer) { return detail::linear(input, layer.weight, layer.bias); });

@@ -20,6 +20,7 @@ enum class LinearProduct {
   pointwise,  ///< oneDNN's product: the operator mkldnn::_linear_pointwise
   few_rows,   ///< heed's kernel for up to 8 rows
   in_blocks,  ///< heed's product in blocks
+  packed,     ///< heed's product with a packed weight
 };
 
 /// Returns the product that `linear` chooses for these tensors on this processor, by the rules in
@@ -28,7 +29,7 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
                              const at::Tensor& bias);
 
 /// Computes what at::linear computes, with the same derivatives and errors. `bias` may be
-/// undefined.
+/// undefined. Throws c10::ValueError for a packed weight if autograd records.
 HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias = {});
 

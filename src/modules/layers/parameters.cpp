@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/check_memory.h"
+#include "modules/layers/packable.h"
 
 namespace heed::detail {
 
@@ -38,10 +39,11 @@ at::Tensor empty_parameter(at::IntArrayRef sizes) {
 
 torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias) {
   check_memory("Linear", "weight", {out, in}, at::kFloat);
-  if (!UninitializedParameters::are_made()) {
-    return std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(in, out).bias(bias));
-  }
-  auto linear = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(1, 1).bias(bias));
+  const bool draws = !UninitializedParameters::are_made();
+  const auto sizes = draws ? torch::nn::LinearOptions(in, out) : torch::nn::LinearOptions(1, 1);
+  const std::shared_ptr<torch::nn::LinearImpl> linear =
+      std::make_shared<Packable<torch::nn::LinearImpl>>(torch::nn::LinearOptions(sizes).bias(bias));
+  if (draws) return linear;
   linear->options.in_features(in).out_features(out);
   linear->weight.set_data(empty_parameter({out, in}));
   if (bias) linear->bias.set_data(empty_parameter({out}));
@@ -52,7 +54,9 @@ torch::nn::Embedding make_embedding(int64_t count, int64_t dim) {
   check_memory("Embedding", "weight", {count, dim}, at::kFloat);
   torch::nn::EmbeddingOptions options(count, dim);
   if (UninitializedParameters::are_made()) options._weight(empty_parameter({count, dim}));
-  return std::make_shared<torch::nn::EmbeddingImpl>(options);
+  const std::shared_ptr<torch::nn::EmbeddingImpl> embedding =
+      std::make_shared<Packable<torch::nn::EmbeddingImpl>>(options);
+  return embedding;
 }
 
 torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size) {

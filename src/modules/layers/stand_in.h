@@ -9,6 +9,7 @@
 #include <typeinfo>
 
 #include "core/error.h"
+#include "modules/layers/packable.h"
 
 namespace heed::detail {
 
@@ -22,7 +23,7 @@ auto* stand_in_of(Layer& layer) {
   using Interface = std::conditional_t<kLinear, LinearStandIn, EmbeddingStandIn>;
   using Found = std::conditional_t<std::is_const_v<Layer>, const Interface, Interface>;
   // A comparison of types costs 1 ns, a cast more.
-  if (typeid(layer) == typeid(Layer)) return static_cast<Found*>(nullptr);
+  if (is_own_layer<std::remove_const_t<Layer>>(layer)) return static_cast<Found*>(nullptr);
   auto* const found = dynamic_cast<Found*>(&layer);
   constexpr auto kName = kLinear ? "Linear" : "Embedding";
   HEED_CHECK(

@@ -1,0 +1,175 @@
+#include "cpu/isa/packed.h"
+
+#include "cpu/isa/instruction_set.h"
+#include "cpu/isa/simd.h"
+
+// Parts of packed weights become operands of a matrix product, in the L1 or L2 cache:
+//
+//   for each number or pair of numbers of the depth:            # a row of 64 outputs
+//     for each vector of outputs:
+//       load the row's elements, convert them, and store floats or bfloat16 pairs
+//
+//   int4      byte j of row k: numbers 2 k (low bits) and 2 k + 1 (high bits) of output j
+//             weight = scale * number + offset, for a group of 32, 64 or 128 numbers
+//   int8      the outputs are multiplied by their scales when the sums are finished
+//
+// The products read a row many times if there are many input rows. With few, memory is the bound:
+// a vector of int4 takes about 10 instructions for the 16 bytes that it reads.
+// docs/kernels.md, "Packed weights".
+
+namespace heed::detail::HEED_ISA {
+
+namespace {
+
+constexpr int64_t kWidth = kLanes<float>;
+
+/// Loads bytes, each into the low bits of a 32-bit lane.
+inline Vec<int32_t> load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const auto bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return bit_cast<Vec<int32_t>>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes));
+#elif defined(__AVX2__)
+  const auto bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return bit_cast<Vec<int32_t>>(_mm256_cvtepu8_epi32(bytes));
+#elif defined(__aarch64__)
+  uint32_t bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  const auto wide = vmovl_u8(vcreate_u8(bytes));
+  return bit_cast<Vec<int32_t>>(vmovl_u16(vget_low_u16(wide)));
+#else
+  Vec<int32_t> v;
+  for (int lane = 0; lane < kWidth; ++lane) v[lane] = from[lane];
+  return v;
+#endif
+}
+
+inline Vec<float> to_float(Vec<int32_t> numbers) {
+  return __builtin_convertvector(numbers, Vec<float>);
+}
+
+/// The bits of a float, rounded to a multiple of those that bfloat16 lacks. Halves are rounded up,
+/// which takes fewer instructions than to even. The float is finite.
+inline Vec<uint32_t> rounded_bits(Vec<float> x) { return bit_cast<Vec<uint32_t>>(x) + 0x8000U; }
+
+inline Vec<uint32_t> pairs_of(Vec<float> first, Vec<float> second) {
+  return (rounded_bits(first) >> 16) | (rounded_bits(second) & 0xffff0000U);
+}
+
+/// Two neighboring rows of the depth, a vector of outputs of each.
+struct TwoRows {
+  Vec<float> first, second;
+};
+
+/// Calls visit(row, column, two rows) for all vectors of the numbers, int4.
+template <typename Visit>
+inline void for_int4(const PackedRows& from, const Visit& visit) {
+  const auto* values = static_cast<const uint8_t*>(from.values);
+  const auto* scales = static_cast<const BFloat16*>(from.scales);
+  const auto* offsets = static_cast<const BFloat16*>(from.offsets);
+  for (int64_t first = 0; first < from.count; first += from.group) {
+    const int64_t last = first + from.group < from.count ? first + from.group : from.count;
+    for (int64_t column = 0; column < from.columns; column += kWidth) {
+      const auto scale = load(scales + column), offset = load(offsets + column);
+      for (int64_t row = first; row < last; row += 2) {
+        const auto bytes = load_bytes(values + row / 2 * kPackedPanel + column);
+        visit(row, column,
+              TwoRows{to_float(bytes & 15) * scale + offset, to_float(bytes >> 4) * scale + offset});
+      }
+    }
+    scales += kPackedPanel;
+    offsets += kPackedPanel;
+  }
+}
+
+void int4_to_floats(const PackedRows& from, float* to) {
+  for_int4(from, [&](int64_t row, int64_t column, const TwoRows& rows) {
+    store(to + row * kPackedPanel + column, rows.first);
+    if (row + 1 < from.count) store(to + (row + 1) * kPackedPanel + column, rows.second);
+  });
+}
+
+void int4_to_pairs(const PackedRows& from, BFloat16Pair* to) {
+  for_int4(from, [&](int64_t row, int64_t column, const TwoRows& rows) {
+    // Beyond the depth the operand that is multiplied is 0, and these numbers are finite.
+    store(to + row / 2 * kPackedPanel + column, pairs_of(rows.first, rows.second));
+  });
+}
+
+template <typename Element>
+void to_floats(const PackedRows& from, float* to) {
+  const auto* values = static_cast<const Element*>(from.values);
+  for (int64_t row = 0; row < from.count; ++row) {
+    for (int64_t column = 0; column < from.columns; column += kWidth) {
+      const int64_t at = row * kPackedPanel + column;
+      store(to + at, load(values + at));
+    }
+  }
+}
+
+void bfloat16_to_floats(const PackedRows& from, float* to) {
+  const auto* values = static_cast<const BFloat16Pair*>(from.values);
+  for (int64_t row = 0; row < from.count; row += 2) {
+    for (int64_t column = 0; column < from.columns; column += kWidth) {
+      const auto pairs = load(values + row / 2 * kPackedPanel + column);
+      float* first = to + row * kPackedPanel + column;
+      store(first, bit_cast<Vec<float>>(pairs << 16));
+      if (row + 1 < from.count) {
+        store(first + kPackedPanel, bit_cast<Vec<float>>(pairs & 0xffff0000U));
+      }
+    }
+  }
+}
+
+void int8_to_pairs(const PackedRows& from, BFloat16Pair* to) {
+  const auto* values = static_cast<const Int8*>(from.values);
+  for (int64_t row = 0; row < from.count; row += 2) {
+    const bool has_second = row + 1 < from.count;
+    for (int64_t column = 0; column < from.columns; column += kWidth) {
+      const auto* first = values + row * kPackedPanel + column;
+      // bfloat16 holds integers up to 256 exactly.
+      const auto low = bit_cast<Vec<uint32_t>>(load(first)) >> 16;
+      const auto high = has_second ? bit_cast<Vec<uint32_t>>(load(first + kPackedPanel))
+                                   : Vec<uint32_t>{};
+      store(to + row / 2 * kPackedPanel + column, low | high);
+    }
+  }
+}
+
+template <typename Element>
+void finish_as(const PackedOutputs& outputs) {
+  const auto* bias = static_cast<const Element*>(outputs.bias);
+  const auto columns = outputs.to.columns;
+  for (int64_t row = 0; row < outputs.to.count; ++row) {
+    const float* sums = outputs.sums + row * outputs.sums_row;
+    auto* to = static_cast<Element*>(outputs.to.data) + row * outputs.to.row_stride;
+    int64_t column = 0;
+    for (; column + kWidth <= columns; column += kWidth) {
+      auto result = load(sums + column);
+      if (outputs.scales != nullptr) result *= load(outputs.scales + column);
+      if (bias != nullptr) result += load(bias + column);
+      store(to + column, result);
+    }
+    for (; column < columns; ++column) {
+      float result = sums[column];
+      if (outputs.scales != nullptr) result *= outputs.scales[column];
+      if (bias != nullptr) result += widen(bias[column]);
+      narrow(result, to + column);
+    }
+  }
+}
+
+void finish(const PackedOutputs& outputs) {
+  with_element_of<float>(outputs.to.type, [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (!kSame<Element, double>) finish_as<Element>(outputs);
+  });
+}
+
+}  // namespace
+
+const PackedKernels packed_kernels = {
+    {to_floats<float>, bfloat16_to_floats, to_floats<Half>, to_floats<Int8>, int4_to_floats},
+    {nullptr, nullptr, nullptr, int8_to_pairs, int4_to_pairs},
+    finish};
+
+}  // namespace heed::detail::HEED_ISA

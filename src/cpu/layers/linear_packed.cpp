@@ -1,0 +1,266 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/functional.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "core/ceil_div.h"
+#include "core/direct.h"
+#include "cpu/capability.h"
+#include "cpu/layers/dense.h"
+#include "cpu/layers/linear.h"
+#include "cpu/layers/linear_outputs.h"
+#include "cpu/layers/packed_weight.h"
+#include "cpu/tensor_rows.h"
+
+// input weight^T + bias of several layers with one input and packed weights:
+//
+//   a [rows, K] = the input, as floats or as pairs of bfloat16
+//   for each 16 outputs of all layers, in parallel; neighbors of one panel together:
+//     for 480 rows at a time:
+//       for 256 operands of the depth at a time:
+//         b [256, columns] = the weight's: in memory as it is, or unpacked into the L2 cache
+//         sums [rows, columns] += a b                                # cpu/isa/matrix.cpp
+//       output = sums * scales + bias                                # cpu/isa/packed.cpp
+//
+// Each weight is read once for up to 480 rows. With few rows memory is the bound, with many the
+// multiply units. docs/kernels.md, "Packed weights".
+
+namespace heed::detail {
+
+namespace {
+
+constexpr int64_t kDepthRun = 256;  // operands
+constexpr int64_t kBlockRows = 480;
+constexpr int64_t kTileRows = 16;  // of AMX; a block of rows ends with whole tiles
+static_assert(kBlockRows % kMicroRows == 0 && kBlockRows % kTileRows == 0);
+
+/// Whether products of `format` with bfloat16 multiply pairs.
+bool has_pairs(PackedFormat format) {
+  return format == PackedFormat::bfloat16 ||
+         instruction_set().packed.to_pairs[static_cast<int>(format)] != nullptr;
+}
+
+/// The rows of an input, as one kind of operand.
+template <typename Operand>
+struct InputRows {
+  at::Tensor memory;
+  const Operand* data = nullptr;
+  int64_t count = 0;  // a whole number of tiles, where products are computed in tiles
+  int64_t depth = 0;  // in operands
+};
+
+InputRows<float> as_floats(const at::Tensor& input, int64_t rows) {
+  const auto depth = input.size(-1);
+  if (input.scalar_type() == at::kFloat) {
+    const auto memory = dense(input);
+    return {memory, memory.const_data_ptr<float>(), rows, depth};
+  }
+  const auto from = dense(input);
+  const auto memory = empty_on_cpu({rows, depth}, at::kFloat);
+  auto* to = memory.mutable_data_ptr<float>();
+  instruction_set().matrix.of_float.pack(rows_at(from, 0, rows, depth), to, depth);
+  return {memory, to, rows, depth};
+}
+
+InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
+  const auto depth = input.size(-1), pairs = ceil_div(depth, int64_t{2});
+  const auto from = dense(input);
+  const auto padded = instruction_set().has_tile_registers ? round_up(rows, kTileRows) : rows;
+  if (depth % 2 == 0 && padded == rows) {
+    return {from, static_cast<const BFloat16Pair*>(from.const_data_ptr()), rows, pairs};
+  }
+  const auto memory = empty_on_cpu({padded, pairs}, at::kInt);
+  auto* to = static_cast<BFloat16Pair*>(memory.mutable_data_ptr());
+  instruction_set().matrix.of_pairs.pack(rows_at(from, 0, rows, depth), to, pairs);
+  std::fill(to + rows * pairs, to + padded * pairs, 0);
+  return {memory, to, padded, pairs};
+}
+
+/// The operands of a panel's weight along a part of the depth: in memory, or unpacked to `room`.
+inline const float* operands(const PackedRows& from, PackedFormat format, float* room) {
+  if (format == PackedFormat::float32) return static_cast<const float*>(from.values);
+  instruction_set().packed.to_floats[static_cast<int>(format)](from, room);
+  return room;
+}
+
+inline const BFloat16Pair* operands(const PackedRows& from, PackedFormat format,
+                                    BFloat16Pair* room) {
+  if (format == PackedFormat::bfloat16) return static_cast<const BFloat16Pair*>(from.values);
+  instruction_set().packed.to_pairs[static_cast<int>(format)](from, room);
+  return room;
+}
+
+void multiply(const Product<float>& product) { instruction_set().matrix.of_float.multiply(product); }
+void multiply(const Product<float, BFloat16Pair>& product) {
+  instruction_set().matrix.of_pairs.multiply(product);
+}
+
+/// The bytes of a row of `values`.
+int64_t row_bytes(const at::Tensor& tensor) { return kPackedPanel * tensor.element_size(); }
+
+/// Some outputs of one panel.
+struct PanelColumns {
+  int64_t panel, first, count;
+};
+
+/// Numbers [first, first + count) of the depth, for these columns.
+PackedRows packed_rows(const PackedWeight& weight, const PanelColumns& columns, int64_t first,
+                       int64_t count) {
+  const auto at = [&](const at::Tensor& tensor, int64_t row) -> const char* {
+    if (!tensor.defined()) return nullptr;
+    return static_cast<const char*>(tensor.const_data_ptr()) +
+           (columns.panel * tensor.size(1) + row) * row_bytes(tensor) +
+           columns.first * tensor.element_size();
+  };
+  const auto per_row = ceil_div(weight.depth, weight.values.size(1));
+  const bool has_groups = weight.group > 0;
+  return {at(weight.values, first / per_row),
+          has_groups ? at(weight.scales, first / weight.group) : nullptr,
+          has_groups ? at(weight.offsets, first / weight.group) : nullptr,
+          count,
+          weight.group,
+          columns.count};
+}
+
+/// A thread's memory.
+template <typename Operand>
+struct Workspace {
+  std::unique_ptr<float[]> sums;     // [kBlockRows, kPackedPanel]
+  std::unique_ptr<Operand[]> panel;  // [kDepthRun, kPackedPanel]
+};
+
+template <typename Operand>
+class PackedLayer {
+ public:
+  PackedLayer(const InputRows<Operand>& input, const PackedWeight& weight, const at::Tensor& bias,
+              const at::Tensor& output)
+      : input_(input), weight_(weight), bias_(bias), output_(output) {}
+
+  void compute(const PanelColumns& columns, int64_t rows) const {
+    auto& room = workspace(std::min(kBlockRows, input_.count));
+    for (int64_t row = 0; row < rows; row += kBlockRows) {
+      add_products(columns, row, std::min(kBlockRows, input_.count - row), room);
+      finish(columns, row, std::min(kBlockRows, rows - row), room.sums.get());
+    }
+  }
+
+ private:
+  /// This thread's memory, with room for `rows` sums.
+  static Workspace<Operand>& workspace(int64_t rows) {
+    thread_local Workspace<Operand> room;
+    thread_local int64_t room_rows = 0;
+    if (!room.panel) room.panel.reset(new Operand[kDepthRun * kPackedPanel]);
+    if (room_rows < rows) {
+      room.sums.reset(new float[static_cast<size_t>(rows * kPackedPanel)]);
+      room_rows = rows;
+    }
+    return room;
+  }
+
+  void add_products(const PanelColumns& columns, int64_t row, int64_t rows,
+                    Workspace<Operand>& room) const {
+    for (int64_t k = 0; k < input_.depth; k += kDepthRun) {
+      const auto depth = std::min(kDepthRun, input_.depth - k);
+      const auto first = k * kDepthOf<Operand>;
+      const auto numbers = std::min(depth * kDepthOf<Operand>, weight_.depth - first);
+      const auto* b = operands(packed_rows(weight_, columns, first, numbers), weight_.format,
+                               room.panel.get());
+      multiply(Product<float, Operand>{rows, columns.count, depth,
+                                       input_.data + row * input_.depth + k, input_.depth,
+                                       /*a_column=*/1, b, kPackedPanel, room.sums.get(),
+                                       kPackedPanel, /*accumulate=*/k > 0});
+    }
+  }
+
+  void finish(const PanelColumns& columns, int64_t row, int64_t rows, const float* sums) const {
+    const auto first = columns.panel * kPackedPanel + columns.first;
+    const auto outputs = weight_.outputs;
+    auto to = rows_at(output_, row * outputs + first, rows, outputs);
+    to.columns = std::min(columns.count, outputs - first);
+    const auto* scales =
+        weight_.format == PackedFormat::int8 ? weight_.scales.const_data_ptr<float>() : nullptr;
+    const auto* bias = bias_.defined() ? static_cast<const char*>(bias_.const_data_ptr()) +
+                                             first * bias_.element_size()
+                                       : nullptr;
+    instruction_set().packed.finish(
+        {sums, kPackedPanel, scales != nullptr ? scales + first : nullptr, bias, to});
+  }
+
+  const InputRows<Operand>& input_;
+  const PackedWeight& weight_;
+  const at::Tensor& bias_;
+  const at::Tensor& output_;
+};
+
+/// Calls visit(i, columns) for units [begin, end) of 16 outputs, counted over all layers.
+template <typename Visit>
+void for_columns(const std::vector<const PackedWeight*>& weights, int64_t begin, int64_t end,
+                 const Visit& visit) {
+  constexpr int64_t kUnits = kPackedPanel / kColumnMultiple;
+  int64_t before = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto units = ceil_div(weights[i]->outputs, kColumnMultiple);
+    for (auto unit = std::max<int64_t>(begin - before, 0); unit < std::min(end - before, units);) {
+      const auto panel = unit / kUnits;
+      const auto last = std::min({(panel + 1) * kUnits, units, end - before});
+      visit(i, PanelColumns{panel, unit % kUnits * kColumnMultiple,
+                            (last - unit) * kColumnMultiple});
+      unit = last;
+    }
+    before += units;
+  }
+}
+
+/// Units that are worth a thread.
+int64_t units_per_thread(int64_t rows, int64_t depth) {
+  constexpr int64_t kWeights = 1 << 16;  // read for up to kRows rows
+  constexpr int64_t kRows = 8;
+  return std::max<int64_t>(1, kWeights / (kColumnMultiple * depth * ceil_div(rows, kRows)));
+}
+
+at::Tensor without_kernels(const at::Tensor& input, const PackedWeight& weight,
+                           const at::Tensor& bias) {
+  return at::linear(input, unpack_weight(weight).to(input.scalar_type()), bias);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> linear_packed(const at::Tensor& input,
+                                      const std::vector<LinearParameters>& layers) {
+  const auto weights =
+      c10::fmap(layers, [](const auto& layer) { return packed_weight_of(layer.weight); });
+  if (!has_kernels()) {
+    std::vector<at::Tensor> outputs;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      outputs.push_back(without_kernels(input, *weights[i], layers[i].bias));
+    }
+    return outputs;
+  }
+  const auto depth = weights[0]->depth, rows = input.numel() / depth;
+  auto outputs = empty_outputs(input, layers);
+  const bool is_bfloat16 =
+      input.scalar_type() == at::kBFloat16 && instruction_set().multiplies_bfloat16;
+  const auto in_pairs = [&](const auto* weight) { return is_bfloat16 && has_pairs(weight->format); };
+  InputRows<float> floats;
+  InputRows<BFloat16Pair> pairs;
+  if (std::any_of(weights.begin(), weights.end(), in_pairs)) pairs = as_pairs(input, rows);
+  if (!std::all_of(weights.begin(), weights.end(), in_pairs)) floats = as_floats(input, rows);
+  int64_t units = 0;
+  for (const auto* weight : weights) units += ceil_div(weight->outputs, kColumnMultiple);
+  at::parallel_for(0, units, units_per_thread(rows, depth), [&](int64_t begin, int64_t end) {
+    for_columns(weights, begin, end, [&](size_t i, const PanelColumns& columns) {
+      const auto& [weight, bias] = layers[i];
+      if (in_pairs(weights[i])) {
+        PackedLayer(pairs, *weights[i], bias, outputs[i]).compute(columns, rows);
+      } else {
+        PackedLayer(floats, *weights[i], bias, outputs[i]).compute(columns, rows);
+      }
+    });
+  });
+  return outputs;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,317 @@
+#include "cpu/layers/packed_weight.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "core/ceil_div.h"
+#include "core/error.h"
+
+// A weight is packed panel by panel, in parallel:
+//
+//   for each panel of 64 outputs:
+//     rows [64, K] = the panel's rows of the weight, in the dtype of the format
+//     for each 64 numbers of the depth, a square that stays in the L1 cache:
+//       values[k][output] = the number of rows[output][k]
+//
+//   int8      scale = max |w| / 127 of an output;  number = w / scale, rounded
+//   int4      scale = w / -8 of a group, w being its number of the largest magnitude; the numbers
+//             are -8 to 7, and kept with 8 added, so that the offset is -8 scale
+//   int4 with zero points      scale = (max - min) / 15 and offset = min
+//
+// Scales and offsets of int4 are rounded to bfloat16 before numbers are divided by them.
+
+namespace heed::detail {
+
+namespace {
+
+constexpr int64_t kPanel = kPackedPanel;
+
+/// Properties of a format.
+struct PackedProperties {
+  at::ScalarType rows;      // the dtype in which rows are read
+  at::ScalarType elements;  // that of PackedWeight::values
+  int64_t per_row;          // numbers of the depth in a row of values
+};
+
+constexpr std::array<PackedProperties, kPackedFormats> kProperties = {{
+    {at::kFloat, at::kFloat, 1},
+    {at::kBFloat16, at::kInt, 2},
+    {at::kHalf, at::kHalf, 1},
+    {at::kFloat, at::kChar, 1},
+    {at::kFloat, at::kByte, 2},
+}};
+
+const PackedProperties& properties_of(PackedFormat format) {
+  return kProperties[static_cast<size_t>(format)];
+}
+
+/// Panel `index` of a tensor [panels, .., 64].
+template <typename T>
+T* panel_of(const at::Tensor& tensor, int64_t index) {
+  return static_cast<T*>(tensor.mutable_data_ptr()) + index * tensor.stride(0);
+}
+
+template <typename T>
+const T* read_panel(const at::Tensor& tensor, int64_t index) {
+  return static_cast<const T*>(tensor.const_data_ptr()) + index * tensor.stride(0);
+}
+
+/// Calls visit(output, k) for all numbers of a panel, by squares.
+template <typename Visit>
+void for_squares(int64_t outputs, int64_t depth, int64_t step, const Visit& visit) {
+  for (int64_t first = 0; first < depth; first += kPanel) {
+    const auto last = std::min(depth, first + kPanel);
+    for (int64_t n = 0; n < outputs; ++n) {
+      for (auto k = first; k < last; k += step) visit(n, k);
+    }
+  }
+}
+
+/// Packs numbers of `Element` as they are.
+template <typename Element>
+void pack_as_is(const at::Tensor& rows, Element* to) {
+  const auto* from = rows.const_data_ptr<Element>();
+  const auto depth = rows.size(1);
+  for_squares(rows.size(0), depth, 1,
+              [&](int64_t n, int64_t k) { to[k * kPanel + n] = from[n * depth + k]; });
+}
+
+void pack_bfloat16(const at::Tensor& rows, int32_t* to) {
+  const auto* from = rows.const_data_ptr<c10::BFloat16>();
+  const auto depth = rows.size(1);
+  for_squares(rows.size(0), depth, 2, [&](int64_t n, int64_t k) {
+    const auto* pair = from + n * depth + k;
+    const auto second = k + 1 < depth ? uint32_t{pair[1].x} << 16 : 0;
+    to[k / 2 * kPanel + n] = static_cast<int32_t>(pair[0].x | second);
+  });
+}
+
+void pack_int8(const at::Tensor& rows, int8_t* to, float* scales) {
+  constexpr float kLargest = 127;
+  const auto* from = rows.const_data_ptr<float>();
+  const auto depth = rows.size(1);
+  std::array<float, kPanel> factors{};
+  for (int64_t n = 0; n < rows.size(0); ++n) {
+    float largest = 0;
+    for (int64_t k = 0; k < depth; ++k) largest = std::max(largest, std::abs(from[n * depth + k]));
+    scales[n] = largest / kLargest;
+    // A scale that is subnormal has no reciprocal.
+    factors[static_cast<size_t>(n)] = largest > 0x1p-100F ? kLargest / largest : 0;
+  }
+  for_squares(rows.size(0), depth, 1, [&](int64_t n, int64_t k) {
+    to[k * kPanel + n] = static_cast<int8_t>(
+        std::lrint(from[n * depth + k] * factors[static_cast<size_t>(n)]));
+  });
+}
+
+/// The scale and the offset of a group of int4.
+struct Int4Scale {
+  c10::BFloat16 scale, offset;
+
+  int32_t number_of(float weight) const {
+    constexpr float kLargest = 15;
+    const auto s = static_cast<float>(scale);
+    if (s == 0) return 0;
+    return static_cast<int32_t>(
+        std::lrint(std::clamp((weight - static_cast<float>(offset)) / s, 0.0F, kLargest)));
+  }
+};
+
+Int4Scale scale_of(const float* group, int64_t count, bool zero_point) {
+  const auto [least, most] = std::minmax_element(group, group + count);
+  if (zero_point) return {(*most - *least) / 15, *least};
+  const c10::BFloat16 scale = (-*least > *most ? *least : *most) / -8;
+  return {scale, -8 * static_cast<float>(scale)};  // exact: a power of two
+}
+
+struct Int4Panel {
+  uint8_t* values;
+  c10::BFloat16* scales;
+  c10::BFloat16* offsets;
+};
+
+void pack_int4(const at::Tensor& rows, const PackedLayout& layout, const Int4Panel& to) {
+  const auto* from = rows.const_data_ptr<float>();
+  const auto depth = rows.size(1), group = layout.group;
+  for (int64_t g = 0; g < depth / group; ++g) {
+    for (int64_t n = 0; n < rows.size(0); ++n) {
+      const auto* numbers = from + n * depth + g * group;
+      const auto scale = scale_of(numbers, group, layout.zero_point);
+      to.scales[g * kPanel + n] = scale.scale;
+      to.offsets[g * kPanel + n] = scale.offset;
+      for (int64_t k = 0; k < group; k += 2) {
+        const auto byte = scale.number_of(numbers[k]) | scale.number_of(numbers[k + 1]) << 4;
+        to.values[(g * group + k) / 2 * kPanel + n] = static_cast<uint8_t>(byte);
+      }
+    }
+  }
+}
+
+void pack_panel(const at::Tensor& rows, const PackedLayout& layout, const PackedWeight& to,
+                int64_t panel) {
+  switch (layout.format) {
+    case PackedFormat::float32:
+      return pack_as_is(rows, panel_of<float>(to.values, panel));
+    case PackedFormat::bfloat16:
+      return pack_bfloat16(rows, panel_of<int32_t>(to.values, panel));
+    case PackedFormat::float16:
+      return pack_as_is(rows, panel_of<c10::Half>(to.values, panel));
+    case PackedFormat::int8:
+      return pack_int8(rows, panel_of<int8_t>(to.values, panel),
+                       panel_of<float>(to.scales, panel));
+    case PackedFormat::int4:
+      return pack_int4(rows, layout,
+                       {panel_of<uint8_t>(to.values, panel),
+                        panel_of<c10::BFloat16>(to.scales, panel),
+                        panel_of<c10::BFloat16>(to.offsets, panel)});
+  }
+}
+
+/// Reads numbers of a panel.
+class PanelReader {
+ public:
+  PanelReader(const PackedWeight& weight, int64_t panel) : weight_(weight), panel_(panel) {}
+
+  /// Number k of the depth of output n.
+  float at(int64_t n, int64_t k) const {
+    switch (weight_.format) {
+      case PackedFormat::float32:
+        return values<float>()[k * kPanel + n];
+      case PackedFormat::bfloat16: {
+        const auto pair = static_cast<uint32_t>(values<int32_t>()[k / 2 * kPanel + n]);
+        const auto bits = static_cast<uint16_t>(k % 2 == 0 ? pair : pair >> 16);
+        return c10::BFloat16(bits, c10::BFloat16::from_bits());
+      }
+      case PackedFormat::float16:
+        return values<c10::Half>()[k * kPanel + n];
+      case PackedFormat::int8:
+        return values<int8_t>()[k * kPanel + n] * read_panel<float>(weight_.scales, panel_)[n];
+      case PackedFormat::int4: {
+        const auto byte = values<uint8_t>()[k / 2 * kPanel + n];
+        const auto number = k % 2 == 0 ? byte & 15 : byte >> 4;
+        const auto place = k / weight_.group * kPanel + n;
+        return static_cast<float>(number) *
+                   read_panel<c10::BFloat16>(weight_.scales, panel_)[place] +
+               read_panel<c10::BFloat16>(weight_.offsets, panel_)[place];
+      }
+    }
+    TORCH_INTERNAL_ASSERT(false, "unknown format");
+  }
+
+ private:
+  template <typename T>
+  const T* values() const {
+    return read_panel<T>(weight_.values, panel_);
+  }
+
+  const PackedWeight& weight_;
+  const int64_t panel_;
+};
+
+/// A tensor that has a packed weight instead of memory.
+class PackedTensorImpl : public c10::TensorImpl {
+ public:
+  PackedTensorImpl(std::shared_ptr<const PackedWeight> weight, at::ScalarType dtype)
+      : TensorImpl(c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype),
+                   c10::Device(at::kCPU)),
+        weight_(std::move(weight)) {
+    set_sizes_contiguous({weight_->outputs, weight_->depth});
+    release_storage_and_set_meta_custom_data_ptr_error_msg_(
+        "the weight is packed by heed::pack_weights: its numbers cannot be read, saved or "
+        "converted; multiply by it with heed::linear(fc, x)");
+  }
+
+  const PackedWeight& weight() const { return *weight_; }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
+      const c10::VariableVersion& version_counter,
+      bool allow_tensor_metadata_change) const override {
+    auto copy = c10::make_intrusive<PackedTensorImpl>(weight_, dtype().toScalarType());
+    copy->set_version_counter(version_counter);
+    copy->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
+    return copy;
+  }
+
+  const char* tensorimpl_type_name() const override { return "PackedTensorImpl"; }
+
+ private:
+  const std::shared_ptr<const PackedWeight> weight_;
+};
+
+}  // namespace
+
+int64_t PackedWeight::bytes() const {
+  int64_t sum = 0;
+  for (const auto& tensor : {values, scales, offsets}) {
+    if (tensor.defined()) sum += static_cast<int64_t>(tensor.nbytes());
+  }
+  return sum;
+}
+
+PackedWeight pack_weight(const at::Tensor& weight, const PackedLayout& layout) {
+  const at::NoGradGuard no_grad;
+  const auto outputs = weight.size(0), depth = weight.size(1);
+  const auto panels = ceil_div(outputs, kPanel);
+  const auto& format = properties_of(layout.format);
+  PackedWeight packed{layout.format, outputs, depth, layout.group, {}, {}, {}};
+  packed.values = at::zeros({panels, ceil_div(depth, format.per_row), kPanel}, format.elements);
+  if (layout.format == PackedFormat::int8) packed.scales = at::zeros({panels, 1, kPanel});
+  if (layout.format == PackedFormat::int4) {
+    packed.scales = at::zeros({panels, depth / layout.group, kPanel}, at::kBFloat16);
+    packed.offsets = at::zeros_like(packed.scales);
+  }
+  at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad_here;
+    for (auto panel = begin; panel < end; ++panel) {
+      const auto first = panel * kPanel;
+      const auto rows = weight.detach().narrow(0, first, std::min(kPanel, outputs - first));
+      pack_panel(rows.to(format.rows).contiguous(), layout, packed, panel);
+    }
+  });
+  return packed;
+}
+
+at::Tensor unpack_rows(const PackedWeight& weight, const at::Tensor& indices) {
+  const auto from = indices.contiguous();
+  const auto* rows = from.const_data_ptr<int64_t>();
+  auto result = at::empty({from.numel(), weight.depth}, at::kFloat);
+  auto* to = result.mutable_data_ptr<float>();
+  const auto grain = std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(1, weight.depth));
+  at::parallel_for(0, from.numel(), grain, [&](int64_t begin, int64_t end) {
+    for (auto i = begin; i < end; ++i) {
+      const PanelReader panel(weight, rows[i] / kPanel);
+      for (int64_t k = 0; k < weight.depth; ++k) {
+        to[i * weight.depth + k] = panel.at(rows[i] % kPanel, k);
+      }
+    }
+  });
+  return result;
+}
+
+at::Tensor unpack_weight(const PackedWeight& weight) {
+  return unpack_rows(weight, at::arange(weight.outputs, at::kLong));
+}
+
+at::Tensor packed_tensor(std::shared_ptr<const PackedWeight> weight, at::ScalarType dtype) {
+  return at::Tensor(c10::make_intrusive<PackedTensorImpl>(std::move(weight), dtype));
+}
+
+const PackedWeight* packed_weight_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.has_storage()) return nullptr;
+  const auto* packed = dynamic_cast<const PackedTensorImpl*>(tensor.unsafeGetTensorImpl());
+  return packed != nullptr ? &packed->weight() : nullptr;
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,193 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/aminmax.h>
+#include <heed/decoder.h>
+#include <heed/latent_attention.h>
+#include <heed/pack_weights.h>
+#include <heed/text_encoder.h>
+#include <torch/nn/modules/activation.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <typeinfo>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/checks.h"
+#include "cpu/layers/packed_weight.h"
+#include "modules/layers/packable.h"
+
+namespace heed {
+
+PackOptions::PackOptions(PackFormat format) : format_(format) {}
+
+namespace {
+
+using detail::PackedFormat;
+
+constexpr auto kPackWeights = "pack_weights";
+
+/// A layer's weight, and how it is packed.
+struct PackedPlace {
+  std::string name;
+  torch::nn::Module* layer;
+  at::Tensor* weight;  // the layer's member
+  detail::PackedLayout layout;
+};
+
+PackedFormat format_of(PackFormat format, at::ScalarType dtype) {
+  switch (format) {
+    case PackFormat::as_is:
+      return dtype == at::kFloat ? PackedFormat::float32
+                                 : (dtype == at::kHalf ? PackedFormat::float16
+                                                       : PackedFormat::bfloat16);
+    case PackFormat::float32:
+      return PackedFormat::float32;
+    case PackFormat::bfloat16:
+      return PackedFormat::bfloat16;
+    case PackFormat::float16:
+      return PackedFormat::float16;
+    case PackFormat::int8:
+      return PackedFormat::int8;
+    case PackFormat::int4:
+      return PackedFormat::int4;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown format");
+}
+
+/// The largest number that a format rounds to a finite one.
+double largest_of(PackedFormat format) {
+  if (format == PackedFormat::float16) return 65504;
+  if (format == PackedFormat::float32) return std::numeric_limits<float>::max();
+  return 0x1.fep127;  // of bfloat16, which scales of int4 are too
+}
+
+void check_options(const PackOptions& options) {
+  const auto group = options.group_size();
+  HEED_CHECK(group == 32 || group == 64 || group == 128,
+             "{}: group_size ({}) must be 32, 64 or 128", kPackWeights, group);
+  const bool has_int4 = options.format() == PackFormat::int4 ||
+                        options.embedding_format() == PackFormat::int4;
+  HEED_CHECK(has_int4 || !options.zero_point(), "{}: zero_point needs the format int4",
+             kPackWeights);
+}
+
+void check_weight(const PackedPlace& place) {
+  const auto& weight = *place.weight;
+  const auto name = place.name + ".weight";
+  detail::check_defined(kPackWeights, name.c_str(), weight);
+  HEED_CHECK(detail::packed_weight_of(weight) == nullptr, "{}: {} must not be packed already",
+             kPackWeights, name);
+  HEED_CHECK(weight.is_cpu() && weight.layout() == at::kStrided,
+             "{}: {} must be a strided tensor on the CPU; device {}", kPackWeights, name,
+             weight.device().str());
+  const auto dtype = weight.scalar_type();
+  HEED_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
+             "{}: {} dtype ({}) must be float32, bfloat16 or float16", kPackWeights, name,
+             c10::toString(dtype));
+  HEED_CHECK(weight.numel() > 0, "{}: {} must not be empty", kPackWeights, name);
+  const auto group = place.layout.group;
+  HEED_CHECK(group == 0 || weight.size(1) % group == 0,
+             "{}: inputs of {} ({}) must be divisible by group_size ({})", kPackWeights, name,
+             weight.size(1), group);
+  const auto [least, most] = at::aminmax(weight.detach());
+  const auto largest = std::max(std::abs(least.item<double>()), std::abs(most.item<double>()));
+  HEED_CHECK(largest <= largest_of(place.layout.format),  // false for NaN
+             "{}: {} must be finite in its format; its largest magnitude is {}", kPackWeights, name,
+             largest);
+}
+
+/// Finds the weights that are packed.
+class Places {
+ public:
+  Places(torch::nn::Module& module, const PackOptions& options) : options_(options) {
+    for (const auto& item : module.named_modules("", /*include_self=*/true)) {
+      leave_some(*item.value());
+    }
+    for (const auto& item : module.named_modules("", /*include_self=*/true)) {
+      add(item.key(), *item.value());
+    }
+  }
+
+  const std::vector<PackedPlace>& all() const { return places_; }
+
+ private:
+  /// Remembers layers that are not packed, or packed because of the module that has them.
+  void leave_some(torch::nn::Module& module) {
+    if (auto* latent = module.as<LatentAttentionImpl>()) done_.insert(latent->fc_kv_up.get());
+    auto* decoder = module.as<DecoderImpl>();
+    auto* encoder = module.as<TextEncoderImpl>();
+    const auto own = options_.embedding_format();
+    if (decoder != nullptr && (own || decoder->head.is_empty())) {
+      embeddings_[decoder->token_embedding.get()] = own.value_or(options_.format());
+    }
+    if (encoder != nullptr && own) embeddings_[encoder->token_embedding.get()] = *own;
+  }
+
+  void add(const std::string& name, torch::nn::Module& module) {
+    HEED_CHECK(module.as<torch::nn::MultiheadAttentionImpl>() == nullptr,
+               "{}: {} must not be LibTorch's MultiheadAttention, which reads its Linear itself",
+               kPackWeights, named(name));
+    if (auto* linear = module.as<torch::nn::LinearImpl>()) {
+      if (done_.count(linear) > 0) return;
+      check_type(name, *linear);
+      add(name, *linear, linear->weight, options_.format());
+    } else if (auto* embedding = module.as<torch::nn::EmbeddingImpl>()) {
+      const auto found = embeddings_.find(embedding);
+      if (found == embeddings_.end()) return;
+      check_type(name, *embedding);
+      add(name, *embedding, embedding->weight, found->second);
+    }
+  }
+
+  template <typename Layer>
+  void check_type(const std::string& name, const Layer& layer) const {
+    HEED_CHECK(detail::is_own_layer(layer),
+               "{}: {} must be LibTorch's own layer, not {}: only heed's product reads packed "
+               "weights",
+               kPackWeights, named(name), c10::demangle(typeid(layer).name()));
+  }
+
+  void add(const std::string& name, torch::nn::Module& layer, at::Tensor& weight,
+           PackFormat format) {
+    if (!done_.insert(&layer).second) return;
+    detail::PackedLayout layout{format_of(format, weight.scalar_type())};
+    if (layout.format == PackedFormat::int4) {
+      layout.group = options_.group_size();
+      layout.zero_point = options_.zero_point();
+    }
+    places_.push_back({named(name), &layer, &weight, layout});
+  }
+
+  /// A name for errors; that of the module itself is empty.
+  static std::string named(const std::string& name) { return name.empty() ? "module" : name; }
+
+  const PackOptions& options_;
+  std::unordered_set<const torch::nn::Module*> done_;
+  std::unordered_map<const torch::nn::Module*, PackFormat> embeddings_;
+  std::vector<PackedPlace> places_;
+};
+
+void pack(const PackedPlace& place) {
+  auto& weight = *place.weight;
+  const auto dtype = weight.scalar_type();
+  auto packed = std::make_shared<const detail::PackedWeight>(
+      detail::pack_weight(weight, place.layout));
+  weight = detail::packed_tensor(std::move(packed), dtype);
+  detail::ParameterTable::at(*place.layer, "weight") = weight;
+}
+
+}  // namespace
+
+void pack_weights(torch::nn::Module& module, const PackOptions& options) {
+  check_options(options);
+  const Places places(module, options);
+  HEED_CHECK(!places.all().empty(), "{}: module must have a Linear", kPackWeights);
+  for (const auto& place : places.all()) check_weight(place);
+  for (const auto& parameter : module.parameters()) parameter.set_requires_grad(false);
+  for (const auto& place : places.all()) pack(place);
+}
+
+}  // namespace heed

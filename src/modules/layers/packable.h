@@ -1,0 +1,51 @@
+#pragma once
+
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/error.h"
+#include "cpu/layers/packed_weight.h"
+
+namespace heed::detail {
+
+/// Reaches the table of a module's parameters, in which LibTorch's modules cannot replace any.
+struct ParameterTable : public torch::nn::Module {
+  static at::Tensor& at(torch::nn::Module& module, const std::string& name) {
+    return (module.*(&ParameterTable::parameters_))[name];
+  }
+};
+
+/// LibTorch's Linear or Embedding, as heed's modules have them. It can be cloned when its weight is
+/// packed, which LibTorch's cannot: the clone has the same packed weight, which nobody changes.
+template <typename Layer>
+class Packable final : public Layer {
+ public:
+  using Layer::Layer;
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override {
+    if (packed_weight_of(this->weight) == nullptr) return Layer::clone(device);
+    HEED_CHECK(!device || device->is_cpu(), "clone: device ({}) must be the CPU for packed weights",
+               device->str());
+    auto copy = std::make_shared<Layer>(static_cast<const Layer&>(*this));
+    for (const auto& parameter : this->named_parameters(/*recurse=*/false)) {
+      if (parameter.key() == "weight") continue;
+      const auto values = parameter.value().detach().clone();
+      ParameterTable::at(*copy, parameter.key()) = values;
+      if constexpr (std::is_same_v<Layer, torch::nn::LinearImpl>) copy->bias = values;
+    }
+    return copy;
+  }
+};
+
+/// Whether a layer is LibTorch's own, not one of a subclass that computes in its own way.
+template <typename Layer>
+bool is_own_layer(const Layer& layer) {
+  return typeid(layer) == typeid(Packable<Layer>) || typeid(layer) == typeid(Layer);
+}
+
+}  // namespace heed::detail

@@ -1,0 +1,203 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/randint.h>
+#include <gtest/gtest.h>
+#include <heed/autocast.h>
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "cpu/capability.h"
+#include "cpu/layers/packed_weight.h"
+#include "modules/layers/linear.h"
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/seeds.h"
+#include "unit/modules/layers/linear_cases.h"
+
+/// Products with packed weights, and the numbers that packed weights have.
+
+namespace heed::test::of_linear {
+namespace {
+
+using detail::PackedFormat;
+using detail::PackedLayout;
+
+constexpr PackedFormat kFormats[] = {PackedFormat::float32, PackedFormat::bfloat16,
+                                     PackedFormat::float16, PackedFormat::int8,
+                                     PackedFormat::int4};
+
+PackedLayout layout_of(PackedFormat format) {
+  return {format, format == PackedFormat::int4 ? 32 : 0, false};
+}
+
+at::Tensor packed(const at::Tensor& weight, const PackedLayout& layout, at::ScalarType dtype) {
+  return detail::packed_tensor(
+      std::make_shared<const detail::PackedWeight>(detail::pack_weight(weight, layout)), dtype);
+}
+
+at::Tensor numbers_of(const at::Tensor& weight, const PackedLayout& layout) {
+  return detail::unpack_weight(detail::pack_weight(weight, layout));
+}
+
+TEST(PackedWeight, HasTheNumbersOfItsFormat) {
+  torch::manual_seed(moved(31));
+  for (const int64_t outputs : {1, 64, 131}) {
+    const auto weight = uniform({outputs, 96}, at::kFloat);
+    const auto as = [&](at::ScalarType dtype) { return weight.to(dtype).to(at::kFloat); };
+    EXPECT_TRUE(at::equal(numbers_of(weight, {PackedFormat::float32}), weight));
+    EXPECT_TRUE(at::equal(numbers_of(weight, {PackedFormat::bfloat16}), as(at::kBFloat16)));
+    EXPECT_TRUE(at::equal(numbers_of(weight, {PackedFormat::float16}), as(at::kHalf)));
+  }
+}
+
+/// The largest error, as a part of the largest number that shares its scale.
+double error_of(const at::Tensor& weight, const PackedLayout& layout, int64_t shared) {
+  const auto error = (numbers_of(weight, layout) - weight).abs();
+  const auto largest = weight.abs().unflatten(1, {-1, shared}).amax(-1, /*keepdim=*/true);
+  return (error.unflatten(1, {-1, shared}) / largest).max().item<double>();
+}
+
+TEST(PackedWeight, IsWithinTheBoundOfItsFormat) {
+  torch::manual_seed(moved(32));
+  // Each output has a size of its own.
+  const auto weight = uniform({131, 256}, at::kFloat) * uniform({131, 1}, at::kFloat).exp2();
+  EXPECT_LE(error_of(weight, {PackedFormat::int8}, 256), 0.5 / 127 * 1.0001);
+  for (const int64_t group : {32, 64, 128}) {
+    // A number on the side of the smaller extreme can be a whole step away.
+    const auto error = error_of(weight, {PackedFormat::int4, group, false}, group);
+    EXPECT_LE(error, 1.0 / 8 * 1.01) << group;
+    EXPECT_GE(error, 1.0 / 32) << group;
+    // (max - min) / 15 / 2, and what bfloat16 rounds.
+    EXPECT_LE(error_of(weight, {PackedFormat::int4, group, true}, group), 1.0 / 15 + 0x1p-7);
+  }
+}
+
+TEST(PackedWeight, KeepsZerosAndExtremes) {
+  for (const auto format : kFormats) {
+    auto weight = at::zeros({3, 64}, at::kFloat);
+    EXPECT_TRUE(at::equal(numbers_of(weight, layout_of(format)), weight));
+    weight[1][7] = -0.75;
+    weight[2][40] = 1.5;
+    // Scales of int8 are rounded.
+    EXPECT_TRUE(is_close(numbers_of(weight, layout_of(format)), weight, 1e-6));
+  }
+}
+
+/// The tolerance of a product: that of its sums, and of weights of int4, which are rounded to
+/// bfloat16 beside an input of bfloat16.
+double tolerance_of_packed(at::ScalarType dtype, int64_t depth) {
+  const auto terms = static_cast<double>(depth);
+  return 4 * unit_roundoff(dtype) * std::sqrt(terms) + 2 * unit_roundoff(at::kFloat) * terms;
+}
+
+void expect_right(const Size& size, at::ScalarType dtype, PackedFormat format) {
+  const auto [input, weight, bias] = make_tensors(size, dtype);
+  const auto layout = layout_of(format);
+  const auto expected = at::linear(input.to(at::kDouble), numbers_of(weight, layout).to(at::kDouble));
+  const auto of_packed = packed(weight, layout, dtype);
+  const auto close = tolerance_of_packed(dtype, size.depth());
+  const auto outputs = detail::linear_together(input, {{of_packed, bias}, {of_packed, {}}});
+  EXPECT_TRUE(is_close(outputs[0], expected + bias.to(at::kDouble), close));
+  EXPECT_TRUE(is_close(outputs[1], expected, close));
+  EXPECT_TRUE(at::equal(detail::linear(input, of_packed, bias), outputs[0]));
+  EXPECT_EQ(outputs[0].scalar_type(), dtype);
+}
+
+TEST(LinearPacked, IsRightInEveryInstructionSet) {
+  torch::manual_seed(moved(33));
+  const at::NoGradGuard no_grad;
+  auto sets = detail::instruction_sets();
+  sets.push_back(&detail::no_kernels());
+  for (const auto* set : sets) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const auto format : kFormats) {
+        for (const int64_t rows : {1, 2, 7, 16, 33, 100}) {
+          for (const int64_t outputs : {1, 16, 65, 200}) {
+            const bool has_groups = format == PackedFormat::int4;
+            const auto depths = has_groups ? std::vector<int64_t>{32, 96, 576}
+                                           : std::vector<int64_t>{1, 31, 96, 545};
+            for (const auto depth : depths) {
+              SCOPED_TRACE(c10::str(set->name, " ", dtype, " format ", static_cast<int>(format),
+                                    " ", rows, " x ", depth, " to ", outputs));
+              expect_right({{rows, depth}, outputs}, dtype, format);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearPacked, TakesManyRowsAndOtherLayouts) {
+  torch::manual_seed(moved(34));
+  const at::NoGradGuard no_grad;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto format : kFormats) {
+      expect_right({{2, 500, 96}, 40}, dtype, format);
+      expect_right({{96}, 40}, dtype, format);
+      expect_right({{2, 0, 96}, 40}, dtype, format);
+      const auto weight = uniform({40, 96}, dtype);
+      const auto of_packed = packed(weight.t().contiguous().t(), layout_of(format), dtype);
+      const auto input = uniform({96, 7}, dtype).t();
+      EXPECT_TRUE(at::equal(detail::linear(input, of_packed),
+                            detail::linear(input.contiguous(),
+                                           packed(weight, layout_of(format), dtype))));
+    }
+  }
+}
+
+TEST(LinearPacked, IsConvertedByAutocast) {
+  torch::manual_seed(moved(35));
+  const at::NoGradGuard no_grad;
+  const auto [input, weight, bias] = make_tensors({{5, 64}, 24}, at::kFloat);
+  const auto of_packed = packed(weight, {PackedFormat::bfloat16}, at::kFloat);
+  const auto expected = detail::linear(input.to(at::kBFloat16).to(at::kFloat), of_packed, bias);
+  const Autocast autocast(at::kCPU, at::kBFloat16);
+  const auto output = detail::linear(input, of_packed, bias);
+  EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(is_close(output, expected, tolerance_of_packed(at::kBFloat16, 64)));
+}
+
+TEST(LinearPackedErrors, NameWhatIsWrong) {
+  const auto weight = packed(uniform({24, 64}, at::kFloat), {PackedFormat::int8}, at::kFloat);
+  const auto input = uniform({5, 64}, at::kFloat);
+  EXPECT_ERROR("linear: x dim -1 must be in_features (64); x [5, 63]",
+               detail::linear(input.narrow(1, 0, 63), weight));
+  EXPECT_ERROR(
+      "linear: x dtype (Double) must equal weight dtype (Float)",
+      detail::linear(input.to(at::kDouble), weight));
+  const auto leaf = input.detach().clone().requires_grad_();
+  EXPECT_ERROR(
+      "linear: a packed weight is for inference: x must not require grad, or call it under "
+      "torch::NoGradGuard",
+      detail::linear(leaf, weight));
+  const at::NoGradGuard no_grad;
+  detail::linear(leaf, weight);  // as the error says
+}
+
+TEST(PackedTensor, HasSizesAndNoNumbers) {
+  const auto weight = packed(uniform({24, 64}, at::kBFloat16), {PackedFormat::int8}, at::kBFloat16);
+  EXPECT_EQ(weight.sizes(), at::IntArrayRef({24, 64}));
+  EXPECT_EQ(weight.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(weight.is_cpu() && !weight.has_storage() && !weight.requires_grad());
+  EXPECT_EQ(detail::packed_weight_of(weight)->bytes(), 64 * 64 + 4 * 64);
+  EXPECT_EQ(detail::packed_weight_of(uniform({2, 2}, at::kFloat)), nullptr);
+  const auto words = [](const auto& call) { return error_text<c10::Error>(call); };
+  for (const auto& text : {words([&] { weight.clone(); }), words([&] { weight.to(at::kFloat); }),
+                           words([&] { weight.data_ptr(); }), words([&] { weight + 1; }),
+                           words([&] { at::linear(uniform({2, 64}, at::kBFloat16), weight); })}) {
+    EXPECT_EQ(text.rfind("the weight is packed by heed::pack_weights: its numbers cannot be read, "
+                         "saved or converted; multiply by it with heed::linear(fc, x)",
+                         0),
+              0U)
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace heed::test::of_linear
