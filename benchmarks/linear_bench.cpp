@@ -136,14 +136,13 @@ void add_packed(Rows& rows, const LinearShape& s, PackFormat format, const char*
     return in;
   };
   auto traits = linear_traits(s, /*training=*/false);
-  traits.bytes =
-      static_cast<double>(detail::packed_weight_of(make().packed->weight)->bytes());
+  traits.bytes = static_cast<double>(detail::packed_weight_of(make().packed->weight)->bytes());
   add_row<Inputs>(
       rows,
       fmt::format("linear/packed_{}/{}/R{}_I{}_O{}", format_name, c10::toString(s.dtype), s.rows,
                   s.in, s.out),
       traits, make,
-      {{"heed", [](Inputs& in) { return detail::project(in.packed, in.plain.x); }, 0.0, no_result},
+      {{"heed", [](Inputs& in) { return detail::project(in.packed, in.plain.x); }},
        {"not packed", [](Inputs& in) { return linear_heed(in.plain); }, 0.0, no_result},
        {"at::linear", [](Inputs& in) { return linear_torch(in.plain); }, 0.0, no_result}});
 }

@@ -12,6 +12,7 @@
 #include "language/published.h"
 #include "language/sampling_arguments.h"
 #include "language/text_generator.h"
+#include "language/weights_argument.h"
 #include "support/checks.h"
 #include "support/command_line.h"
 
@@ -27,6 +28,7 @@ struct Arguments {
   heed::examples::SamplingArguments sampling;
   std::string device = "cpu";
   std::string dtype = "auto";
+  heed::examples::WeightsArgument weights;
 };
 
 std::optional<at::ScalarType> dtype_of(const std::string& name) {
@@ -63,7 +65,10 @@ int64_t write_text(TextGenerator& generator, const heed::examples::Speller& spel
 
 int run(const Arguments& arguments) {
   heed::examples::check_device(arguments.device);
-  auto model = heed::examples::load_language_model(arguments.model, dtype_of(arguments.dtype));
+  const auto options = heed::PretrainedOptions()
+                           .dtype(dtype_of(arguments.dtype))
+                           .weights(arguments.weights.chosen());
+  auto model = heed::examples::load_language_model(arguments.model, options);
   model.model->to(at::Device(arguments.device));
   const auto note = heed::examples::left_out(arguments.model, arguments.sampling.chosen());
   if (!note.empty()) fmt::print(stderr, "generate: {}\n", note);
@@ -107,5 +112,6 @@ int main(int argc, char** argv) {
   app.device(arguments.device, "where to compute");
   app.choice("--dtype", arguments.dtype, "dtype of the model; auto: that of its file",
              {"auto", "float32", "bfloat16"});
+  heed::examples::add_weights_option(app, arguments.weights);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

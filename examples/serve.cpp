@@ -15,6 +15,7 @@
 #include "language/ordered_answers.h"
 #include "language/published.h"
 #include "language/sampling_arguments.h"
+#include "language/weights_argument.h"
 #include "support/checks.h"
 #include "support/command_line.h"
 #include "support/files.h"
@@ -34,6 +35,7 @@ struct Arguments {
   heed::examples::BatchOptions batch;
   heed::examples::SamplingArguments sampling;
   std::string device = "cpu";
+  heed::examples::WeightsArgument weights;
 };
 
 constexpr size_t kLongestLine = size_t{1} << 22, kMostPrompts = 1'000'000;
@@ -158,7 +160,8 @@ Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts,
 int run(Arguments arguments) {
   heed::examples::check_device(arguments.device);
   auto prompts = read_prompts(arguments.prompts);
-  auto model = heed::examples::load_language_model(arguments.model);
+  auto model = heed::examples::load_language_model(
+      arguments.model, heed::PretrainedOptions().weights(arguments.weights.chosen()));
   if (!model.codec) throw std::runtime_error(arguments.model + " has no tokenizer.json");
   model.model->to(at::Device(arguments.device));
   const auto note = heed::examples::left_out(arguments.model, arguments.sampling.chosen());
@@ -204,5 +207,6 @@ int main(int argc, char** argv) {
   app.whole_number("--page-size", batch.page_size, "tokens in a page, a multiple of 16", 16);
   heed::examples::add_sampling_options(app, arguments.sampling);
   app.device(arguments.device, "where to compute");
+  heed::examples::add_weights_option(app, arguments.weights);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

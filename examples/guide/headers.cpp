@@ -459,12 +459,12 @@ void run_all() {
       autocast, block_mask, checkpoint, cost, decoder, differential_attention, feed_forward,
       feed_forward_of_ones_own, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention,
       kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention, deepseek_attention,
-      linear, linear_cross_entropy, masks, merge_attention, model_cost, multi_head_attention_function,
-      multi_head_attention, multi_head_attention_base, name_maps, pack_weights, save_weights, save_tensors,
-      load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
-      relative_position_bias, residual_attention, rotary_embedding, sampling,
-      scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs, encoder,
-      text_encoder, image_encoder, load_weights);
+      linear, linear_cross_entropy, masks, merge_attention, model_cost,
+      multi_head_attention_function, multi_head_attention, multi_head_attention_base, name_maps,
+      pack_weights, save_weights, save_tensors, load_weights_of_a_stream, named_tensors, norm,
+      position_embedding, projected_memory, qk_norm, relative_position_bias, residual_attention,
+      rotary_embedding, sampling, scaled_dot_product_attention, self_attention, transformer_block,
+      transformer_inputs, encoder, text_encoder, image_encoder, load_weights);
 }
 
 }  // namespace header

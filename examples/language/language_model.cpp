@@ -15,11 +15,12 @@ namespace heed::examples {
 
 namespace {
 
-LanguageModel load_trained(const std::string& folder, std::optional<at::ScalarType> dtype) {
+LanguageModel load_trained(const std::string& folder, const PretrainedOptions& with) {
   const auto options = read_gpt_options(folder);
   LanguageModel language_model;
   language_model.model = load_gpt(options, folder);
-  if (dtype) language_model.model->to(*dtype);
+  if (with.dtype()) language_model.model->to(*with.dtype());
+  if (with.weights()) pack_weights(*language_model.model, *with.weights());
   language_model.context = options.context;
   language_model.slides = true;
   language_model.codec = byte_codec();
@@ -87,10 +88,10 @@ bool LanguageModel::must_read_again(int64_t read, int64_t length) const {
   return read > 0 && (crosses(stack.block()) || std::any_of(blocks.begin(), blocks.end(), crosses));
 }
 
-LanguageModel load_language_model(const std::string& folder, std::optional<at::ScalarType> dtype) {
+LanguageModel load_language_model(const std::string& folder, const PretrainedOptions& options) {
   const auto trained = folder + "/model.json", published = folder + "/config.json";
-  if (exists(trained)) return load_trained(folder, dtype);
-  if (exists(published)) return load_published(folder, dtype);
+  if (exists(trained)) return load_trained(folder, options);
+  if (exists(published)) return load_published(folder, options);
   throw std::runtime_error("cannot read " + folder + ": it has neither model.json nor config.json");
 }
 

@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <heed/decoder.h>
+#include <heed/pretrained.h>
 
 #include <cstdint>
 #include <memory>
@@ -42,9 +43,8 @@ struct LanguageModel {
 };
 
 /// Loads a model of train_gpt (model.json), or a published one in Hugging Face's format
-/// (config.json). Its parameters have this dtype, or the file's. Throws std::runtime_error or
+/// (config.json), with the dtype and the weights of the options. Throws std::runtime_error or
 /// c10::ValueError when a file is missing, damaged or not supported.
-LanguageModel load_language_model(const std::string& folder,
-                                  std::optional<at::ScalarType> dtype = {});
+LanguageModel load_language_model(const std::string& folder, const PretrainedOptions& options = {});
 
 }  // namespace heed::examples

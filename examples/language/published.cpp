@@ -129,9 +129,9 @@ std::shared_ptr<const Codec> published_codec(const std::string& folder) {
   return exists(path) ? tokenizer_codec(path) : nullptr;
 }
 
-LanguageModel load_published(const std::string& folder, std::optional<at::ScalarType> dtype) {
+LanguageModel load_published(const std::string& folder, const PretrainedOptions& options) {
   LanguageModel language_model;
-  language_model.model = load_pretrained(folder, PretrainedOptions().dtype(dtype));
+  language_model.model = load_pretrained(folder, options);
   language_model.context = published_context(folder);
   language_model.codec = published_codec(folder);
   language_model.start = special_tokens(folder, "bos_token_id");

@@ -15,7 +15,7 @@ namespace heed::examples {
 
 /// Loads a model in Hugging Face's format, with its tokenizer if there is one. Throws
 /// std::runtime_error or c10::ValueError when a file is missing, damaged or not supported.
-LanguageModel load_published(const std::string& folder, std::optional<at::ScalarType> dtype);
+LanguageModel load_published(const std::string& folder, const PretrainedOptions& options);
 
 /// How many tokens the model of the folder can see at once, by its config.json. Throws
 /// std::runtime_error when that does not say so.

@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 #include <heed/decoder.h>
 #include <heed/image_encoder.h>
+#include <heed/pack_weights.h>
 #include <heed/text_encoder.h>
 
 #include <optional>
@@ -18,6 +19,9 @@ struct HEED_API PretrainedOptions {
   TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
   /// The device of the parameters; the CPU by default.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
+  /// Packs the weights for inference as `pack_weights` does, each as soon as it is loaded: memory
+  /// is taken for the packed weights and the largest tensor. By default they are not packed.
+  TORCH_ARG(std::optional<PackOptions>, weights) = std::nullopt;
 };
 
 /// Makes the model that a folder in Hugging Face's format describes, with its weights, in
@@ -30,6 +34,9 @@ struct HEED_API PretrainedOptions {
 /// auto options = heed::PretrainedOptions().dtype(torch::kBFloat16);
 /// auto encoder = heed::load_pretrained<heed::TextEncoder>("all-MiniLM-L6-v2", options);
 /// auto vectors = encoder->forward(torch::tensor({{12, 7, 80}}));  // [B, L, E]
+///
+/// auto packed = heed::PretrainedOptions().weights(heed::PackFormat::int8);
+/// auto small = heed::load_pretrained("Llama-3.2-1B", packed);
 /// @endcode
 ///
 /// The folder has config.json and, looked for in this order, model.safetensors,
@@ -45,7 +52,8 @@ struct HEED_API PretrainedOptions {
 ///
 /// Throws c10::ValueError that names the file, and in config.json the field and its value, when a
 /// file is missing or damaged, when a field is not supported, when config.json and the weights
-/// disagree, or when the folder has another kind of model.
+/// disagree, or when the folder has another kind of model; with `weights`, also as `pack_weights`
+/// does, and when `device` is not the CPU.
 template <typename Model = Decoder>
 Model load_pretrained(const std::string& folder, const PretrainedOptions& options = {});
 

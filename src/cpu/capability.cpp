@@ -174,10 +174,11 @@ const InstructionSet& no_kernels() {
   static const FewRowsKernels few_rows{};
   static const LayerKernels layers{};
   static const MatrixKernels matrix{};
+  static const PackedKernels packed{};
   static const ScoreKernels scores{};
   static const InstructionSet none = {
-      "none", /*vector_bytes=*/0, /*registers=*/0, false,  false, false,
-      decode, few_rows,           layers,          matrix, scores};
+      "none", /*vector_bytes=*/0, /*registers=*/0, false,  false,  false,
+      decode, few_rows,           layers,          matrix, packed, scores};
   return none;
 }
 

@@ -17,6 +17,7 @@
 
 #include "core/checks.h"
 #include "cpu/layers/packed_weight.h"
+#include "models/weight_packer.h"
 #include "modules/layers/packable.h"
 
 namespace heed {
@@ -26,23 +27,16 @@ PackOptions::PackOptions(PackFormat format) : format_(format) {}
 namespace {
 
 using detail::PackedFormat;
+using detail::PackedPlace;
 
 constexpr auto kPackWeights = "pack_weights";
-
-/// A layer's weight, and how it is packed.
-struct PackedPlace {
-  std::string name;
-  torch::nn::Module* layer;
-  at::Tensor* weight;  // the layer's member
-  detail::PackedLayout layout;
-};
 
 PackedFormat format_of(PackFormat format, at::ScalarType dtype) {
   switch (format) {
     case PackFormat::as_is:
-      return dtype == at::kFloat ? PackedFormat::float32
-                                 : (dtype == at::kHalf ? PackedFormat::float16
-                                                       : PackedFormat::bfloat16);
+      return dtype == at::kFloat
+                 ? PackedFormat::float32
+                 : (dtype == at::kHalf ? PackedFormat::float16 : PackedFormat::bfloat16);
     case PackFormat::float32:
       return PackedFormat::float32;
     case PackFormat::bfloat16:
@@ -68,8 +62,8 @@ void check_options(const PackOptions& options) {
   const auto group = options.group_size();
   HEED_CHECK(group == 32 || group == 64 || group == 128,
              "{}: group_size ({}) must be 32, 64 or 128", kPackWeights, group);
-  const bool has_int4 = options.format() == PackFormat::int4 ||
-                        options.embedding_format() == PackFormat::int4;
+  const bool has_int4 =
+      options.format() == PackFormat::int4 || options.embedding_format() == PackFormat::int4;
   HEED_CHECK(has_int4 || !options.zero_point(), "{}: zero_point needs the format int4",
              kPackWeights);
 }
@@ -103,19 +97,19 @@ void check_weight(const PackedPlace& place) {
 class Places {
  public:
   Places(torch::nn::Module& module, const PackOptions& options) : options_(options) {
-    for (const auto& item : module.named_modules("", /*include_self=*/true)) {
-      leave_some(*item.value());
-    }
-    for (const auto& item : module.named_modules("", /*include_self=*/true)) {
-      add(item.key(), *item.value());
-    }
+    // A module on the stack cannot be one of its own named_modules.
+    const auto below = module.named_modules("", /*include_self=*/false);
+    ask_owner(module);
+    for (const auto& item : below) ask_owner(*item.value());
+    add("", module);
+    for (const auto& item : below) add(item.key(), *item.value());
   }
 
   const std::vector<PackedPlace>& all() const { return places_; }
 
  private:
-  /// Remembers layers that are not packed, or packed because of the module that has them.
-  void leave_some(torch::nn::Module& module) {
+  /// Remembers layers that are packed, or are not, because of the module that has them.
+  void ask_owner(torch::nn::Module& module) {
     if (auto* latent = module.as<LatentAttentionImpl>()) done_.insert(latent->fc_kv_up.get());
     auto* decoder = module.as<DecoderImpl>();
     auto* encoder = module.as<TextEncoderImpl>();
@@ -173,21 +167,42 @@ class Places {
 void pack(const PackedPlace& place) {
   auto& weight = *place.weight;
   const auto dtype = weight.scalar_type();
-  auto packed = std::make_shared<const detail::PackedWeight>(
-      detail::pack_weight(weight, place.layout));
+  auto packed =
+      std::make_shared<const detail::PackedWeight>(detail::pack_weight(weight, place.layout));
   weight = detail::packed_tensor(std::move(packed), dtype);
   detail::ParameterTable::at(*place.layer, "weight") = weight;
 }
 
 }  // namespace
 
-void pack_weights(torch::nn::Module& module, const PackOptions& options) {
+detail::WeightPacker::WeightPacker(torch::nn::Module& module, const PackOptions& options)
+    : module_(module) {
   check_options(options);
-  const Places places(module, options);
-  HEED_CHECK(!places.all().empty(), "{}: module must have a Linear", kPackWeights);
-  for (const auto& place : places.all()) check_weight(place);
-  for (const auto& parameter : module.parameters()) parameter.set_requires_grad(false);
-  for (const auto& place : places.all()) pack(place);
+  places_ = Places(module, options).all();
+  HEED_CHECK(!places_.empty(), "{}: module must have a Linear", kPackWeights);
+}
+
+void detail::WeightPacker::pack(const std::string& name) {
+  for (const auto& place : places_) {
+    if (name != place.name + ".weight") continue;
+    check_weight(place);
+    heed::pack(place);
+  }
+}
+
+void detail::WeightPacker::pack_all() {
+  for (const auto& place : places_) check_weight(place);
+  for (const auto& place : places_) heed::pack(place);
+}
+
+void detail::WeightPacker::finish() {
+  for (const auto& parameter : module_.parameters()) parameter.set_requires_grad(false);
+}
+
+void pack_weights(torch::nn::Module& module, const PackOptions& options) {
+  detail::WeightPacker packer(module, options);
+  packer.pack_all();
+  packer.finish();
 }
 
 }  // namespace heed

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "models/pretrained/blueprint.h"
+#include "models/weight_packer.h"
 #include "modules/layers/parameters.h"
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/bytes.h"
@@ -204,6 +205,17 @@ std::string with_dtype(const std::string& config, at::ScalarType dtype) {
   return fields.dump(2) + "\n";
 }
 
+/// Loads weights and packs each as soon as it is loaded. Memory is taken for those that have been
+/// written alone.
+void load_packed(torch::nn::Module& model, const detail::FileEntries& file,
+                 const LoadOptions& options, const PackOptions& pack_options) {
+  HEED_CHECK(!options.device() || options.device()->is_cpu(),
+             "device ({}) must be the CPU for packed weights", options.device()->str());
+  detail::WeightPacker packer(model, pack_options);
+  detail::load_weights(model, file, options, [&](const auto& name) { packer.pack(name); });
+  packer.finish();
+}
+
 void write(const std::string& path, std::string_view text) {
   detail::AtomicFile file(path);
   file.write(text);
@@ -229,7 +241,11 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
     const detail::UninitializedParameters uninitialized(
         at::device(options.device().value_or(at::kCPU)).dtype(dtype));
     auto model = make<Model>(blueprint, config);
-    detail::load_weights(*model, file, load);
+    if (options.weights()) {
+      load_packed(*model, file, load, *options.weights());
+    } else {
+      detail::load_weights(*model, file, load);
+    }
     model->eval();
     return model;
   });

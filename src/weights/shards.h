@@ -42,9 +42,11 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
                                  const LoadOptions& options,
                                  const std::function<void()>& before_change);
 
-/// Does what heed::load_weights does, with a file that has been read already.
+/// Does what heed::load_weights does, with a file that has been read already. If `after_each` is
+/// given, loads one tensor of the module after the other, and calls it with the name of each.
 LoadReport load_weights(torch::nn::Module& module, const FileEntries& file,
-                        const LoadOptions& options);
+                        const LoadOptions& options,
+                        const std::function<void(const std::string&)>& after_each = {});
 
 /// The dtypes of the file's floating-point tensors that the module has places for.
 std::set<at::ScalarType> floating_dtypes(const torch::nn::Module& module, const FileEntries& file,

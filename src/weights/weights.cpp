@@ -90,9 +90,19 @@ NamedTensors read_all_from(Source& source, const std::string& key) {
   });
 }
 
+void load_one(const detail::Translation& translation, const detail::HeldTensor& to,
+              const std::function<void(const std::string&)>& after) {
+  detail::ValueCopies copies;
+  detail::add_copies(copies, translation, to);
+  copies.prepare();
+  copies.run();
+  after(to.name);
+}
+
 LoadReport load_contents(torch::nn::Module& module, const LoadOptions& options,
                          const std::function<FileEntries()>& read,
-                         const std::function<void()>& before_change) {
+                         const std::function<void()>& before_change,
+                         const std::function<void(const std::string&)>& after_each = {}) {
   const detail::Contents contents(module, options, read);
   const auto& [ours, theirs] = contents;
   const auto source = source_of(theirs);
@@ -114,6 +124,7 @@ LoadReport load_contents(torch::nn::Module& module, const LoadOptions& options,
   });
   detail::ValueCopies copies;
   const auto prepare = [&] {
+    if (after_each) return;
     for (const auto& to : loaded) detail::add_copies(copies, translation, to);
     copies.prepare();
   };
@@ -123,7 +134,12 @@ LoadReport load_contents(torch::nn::Module& module, const LoadOptions& options,
     module.to(*options.device());
     prepare();
   }
-  detail::named("load_weights", [&] { copies.run(); });
+  detail::named("load_weights", [&] {
+    copies.run();
+    for (const auto& to : loaded) {
+      if (after_each) load_one(translation, to, after_each);
+    }
+  });
   for (const auto& file : theirs.files) report.bytes_read += file.bytes_read();
   warn_of_misfits(source, report, ours.size());
   return report;
@@ -139,9 +155,10 @@ LoadReport detail::load_weights(torch::nn::Module& module, const std::string& pa
 }
 
 LoadReport detail::load_weights(torch::nn::Module& module, const FileEntries& file,
-                                const LoadOptions& options) {
+                                const LoadOptions& options,
+                                const std::function<void(const std::string&)>& after_each) {
   return load_contents(
-      module, options, [&] { return file; }, [] {});
+      module, options, [&] { return file; }, [] {}, after_each);
 }
 
 std::set<at::ScalarType> detail::floating_dtypes(const torch::nn::Module& module,

@@ -72,8 +72,9 @@ inline void for_int4(const PackedRows& from, const Visit& visit) {
       const auto scale = load(scales + column), offset = load(offsets + column);
       for (int64_t row = first; row < last; row += 2) {
         const auto bytes = load_bytes(values + row / 2 * kPackedPanel + column);
-        visit(row, column,
-              TwoRows{to_float(bytes & 15) * scale + offset, to_float(bytes >> 4) * scale + offset});
+        visit(
+            row, column,
+            TwoRows{to_float(bytes & 15) * scale + offset, to_float(bytes >> 4) * scale + offset});
       }
     }
     scales += kPackedPanel;
@@ -128,8 +129,8 @@ void int8_to_pairs(const PackedRows& from, BFloat16Pair* to) {
       const auto* first = values + row * kPackedPanel + column;
       // bfloat16 holds integers up to 256 exactly.
       const auto low = bit_cast<Vec<uint32_t>>(load(first)) >> 16;
-      const auto high = has_second ? bit_cast<Vec<uint32_t>>(load(first + kPackedPanel))
-                                   : Vec<uint32_t>{};
+      const auto high =
+          has_second ? bit_cast<Vec<uint32_t>>(load(first + kPackedPanel)) : Vec<uint32_t>{};
       store(to + row / 2 * kPackedPanel + column, low | high);
     }
   }

@@ -32,10 +32,10 @@ namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kDepthRun = 256;  // operands
-constexpr int64_t kBlockRows = 480;
+constexpr int64_t kOperandRun = 256;  // operands
+constexpr int64_t kRowsAtOnce = 480;
 constexpr int64_t kTileRows = 16;  // of AMX; a block of rows ends with whole tiles
-static_assert(kBlockRows % kMicroRows == 0 && kBlockRows % kTileRows == 0);
+static_assert(kRowsAtOnce % kMicroRows == 0 && kRowsAtOnce % kTileRows == 0);
 
 /// Whether products of `format` with bfloat16 multiply pairs.
 bool has_pairs(PackedFormat format) {
@@ -93,8 +93,10 @@ inline const BFloat16Pair* operands(const PackedRows& from, PackedFormat format,
   return room;
 }
 
-void multiply(const Product<float>& product) { instruction_set().matrix.of_float.multiply(product); }
-void multiply(const Product<float, BFloat16Pair>& product) {
+void multiply_operands(const Product<float>& product) {
+  instruction_set().matrix.of_float.multiply(product);
+}
+void multiply_operands(const Product<float, BFloat16Pair>& product) {
   instruction_set().matrix.of_pairs.multiply(product);
 }
 
@@ -128,8 +130,8 @@ PackedRows packed_rows(const PackedWeight& weight, const PanelColumns& columns, 
 /// A thread's memory.
 template <typename Operand>
 struct Workspace {
-  std::unique_ptr<float[]> sums;     // [kBlockRows, kPackedPanel]
-  std::unique_ptr<Operand[]> panel;  // [kDepthRun, kPackedPanel]
+  std::unique_ptr<float[]> sums;     // [kRowsAtOnce, kPackedPanel]
+  std::unique_ptr<Operand[]> panel;  // [kOperandRun, kPackedPanel]
 };
 
 template <typename Operand>
@@ -140,10 +142,10 @@ class PackedLayer {
       : input_(input), weight_(weight), bias_(bias), output_(output) {}
 
   void compute(const PanelColumns& columns, int64_t rows) const {
-    auto& room = workspace(std::min(kBlockRows, input_.count));
-    for (int64_t row = 0; row < rows; row += kBlockRows) {
-      add_products(columns, row, std::min(kBlockRows, input_.count - row), room);
-      finish(columns, row, std::min(kBlockRows, rows - row), room.sums.get());
+    auto& room = workspace(std::min(kRowsAtOnce, input_.count));
+    for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
+      add_products(columns, row, std::min(kRowsAtOnce, input_.count - row), room);
+      finish(columns, row, std::min(kRowsAtOnce, rows - row), room.sums.get());
     }
   }
 
@@ -152,7 +154,7 @@ class PackedLayer {
   static Workspace<Operand>& workspace(int64_t rows) {
     thread_local Workspace<Operand> room;
     thread_local int64_t room_rows = 0;
-    if (!room.panel) room.panel.reset(new Operand[kDepthRun * kPackedPanel]);
+    if (!room.panel) room.panel.reset(new Operand[kOperandRun * kPackedPanel]);
     if (room_rows < rows) {
       room.sums.reset(new float[static_cast<size_t>(rows * kPackedPanel)]);
       room_rows = rows;
@@ -162,16 +164,15 @@ class PackedLayer {
 
   void add_products(const PanelColumns& columns, int64_t row, int64_t rows,
                     Workspace<Operand>& room) const {
-    for (int64_t k = 0; k < input_.depth; k += kDepthRun) {
-      const auto depth = std::min(kDepthRun, input_.depth - k);
+    for (int64_t k = 0; k < input_.depth; k += kOperandRun) {
+      const auto depth = std::min(kOperandRun, input_.depth - k);
       const auto first = k * kDepthOf<Operand>;
       const auto numbers = std::min(depth * kDepthOf<Operand>, weight_.depth - first);
-      const auto* b = operands(packed_rows(weight_, columns, first, numbers), weight_.format,
-                               room.panel.get());
-      multiply(Product<float, Operand>{rows, columns.count, depth,
-                                       input_.data + row * input_.depth + k, input_.depth,
-                                       /*a_column=*/1, b, kPackedPanel, room.sums.get(),
-                                       kPackedPanel, /*accumulate=*/k > 0});
+      const auto* b =
+          operands(packed_rows(weight_, columns, first, numbers), weight_.format, room.panel.get());
+      multiply_operands(Product<float, Operand>{
+          rows, columns.count, depth, input_.data + row * input_.depth + k, input_.depth,
+          /*a_column=*/1, b, kPackedPanel, room.sums.get(), kPackedPanel, /*accumulate=*/k > 0});
     }
   }
 
@@ -206,8 +207,8 @@ void for_columns(const std::vector<const PackedWeight*>& weights, int64_t begin,
     for (auto unit = std::max<int64_t>(begin - before, 0); unit < std::min(end - before, units);) {
       const auto panel = unit / kUnits;
       const auto last = std::min({(panel + 1) * kUnits, units, end - before});
-      visit(i, PanelColumns{panel, unit % kUnits * kColumnMultiple,
-                            (last - unit) * kColumnMultiple});
+      visit(i,
+            PanelColumns{panel, unit % kUnits * kColumnMultiple, (last - unit) * kColumnMultiple});
       unit = last;
     }
     before += units;
@@ -218,7 +219,8 @@ void for_columns(const std::vector<const PackedWeight*>& weights, int64_t begin,
 int64_t units_per_thread(int64_t rows, int64_t depth) {
   constexpr int64_t kWeights = 1 << 16;  // read for up to kRows rows
   constexpr int64_t kRows = 8;
-  return std::max<int64_t>(1, kWeights / (kColumnMultiple * depth * ceil_div(rows, kRows)));
+  return std::max<int64_t>(
+      1, kWeights / (kColumnMultiple * depth * std::max<int64_t>(1, ceil_div(rows, kRows))));
 }
 
 at::Tensor without_kernels(const at::Tensor& input, const PackedWeight& weight,
@@ -243,7 +245,9 @@ std::vector<at::Tensor> linear_packed(const at::Tensor& input,
   auto outputs = empty_outputs(input, layers);
   const bool is_bfloat16 =
       input.scalar_type() == at::kBFloat16 && instruction_set().multiplies_bfloat16;
-  const auto in_pairs = [&](const auto* weight) { return is_bfloat16 && has_pairs(weight->format); };
+  const auto in_pairs = [&](const auto* weight) {
+    return is_bfloat16 && has_pairs(weight->format);
+  };
   InputRows<float> floats;
   InputRows<BFloat16Pair> pairs;
   if (std::any_of(weights.begin(), weights.end(), in_pairs)) pairs = as_pairs(input, rows);

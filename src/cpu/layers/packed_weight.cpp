@@ -111,8 +111,8 @@ void pack_int8(const at::Tensor& rows, int8_t* to, float* scales) {
     factors[static_cast<size_t>(n)] = largest > 0x1p-100F ? kLargest / largest : 0;
   }
   for_squares(rows.size(0), depth, 1, [&](int64_t n, int64_t k) {
-    to[k * kPanel + n] = static_cast<int8_t>(
-        std::lrint(from[n * depth + k] * factors[static_cast<size_t>(n)]));
+    to[k * kPanel + n] =
+        static_cast<int8_t>(std::lrint(from[n * depth + k] * factors[static_cast<size_t>(n)]));
   });
 }
 
@@ -169,13 +169,12 @@ void pack_panel(const at::Tensor& rows, const PackedLayout& layout, const Packed
     case PackedFormat::float16:
       return pack_as_is(rows, panel_of<c10::Half>(to.values, panel));
     case PackedFormat::int8:
-      return pack_int8(rows, panel_of<int8_t>(to.values, panel),
-                       panel_of<float>(to.scales, panel));
+      return pack_int8(rows, panel_of<int8_t>(to.values, panel), panel_of<float>(to.scales, panel));
     case PackedFormat::int4:
-      return pack_int4(rows, layout,
-                       {panel_of<uint8_t>(to.values, panel),
-                        panel_of<c10::BFloat16>(to.scales, panel),
-                        panel_of<c10::BFloat16>(to.offsets, panel)});
+      return pack_int4(
+          rows, layout,
+          {panel_of<uint8_t>(to.values, panel), panel_of<c10::BFloat16>(to.scales, panel),
+           panel_of<c10::BFloat16>(to.offsets, panel)});
   }
 }
 

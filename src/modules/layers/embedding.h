@@ -27,7 +27,9 @@ inline at::Tensor embed(const torch::nn::Embedding& embedding, const at::Tensor&
   if (const auto* packed = packed_weight_of(weight)) {
     auto sizes = tokens.sizes().vec();
     sizes.push_back(packed->depth);
-    return unpack_rows(*packed, tokens.flatten().to(at::kLong)).to(weight.scalar_type()).view(sizes);
+    return unpack_rows(*packed, tokens.flatten().to(at::kLong))
+        .to(weight.scalar_type())
+        .view(sizes);
   }
   return at::embedding(weight, tokens);
 }

@@ -1,5 +1,5 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
@@ -51,7 +51,10 @@ double tolerance_of(PackFormat format) {
 }
 
 Decoder make_decoder(bool tied, at::ScalarType dtype = at::kFloat) {
-  Decoder model(DecoderOptions(V, llama_options(E, H, G), 2).tied_head(tied));
+  auto block = llama_options(E, H, G);
+  block.feed_forward(
+      FeedForwardOptions(E).activation(Activation::swiglu).bias(false).hidden_dim(2 * E));
+  Decoder model(DecoderOptions(V, block, 2).tied_head(tied));
   model->to(dtype);
   model->eval();
   return model;
@@ -213,7 +216,7 @@ TEST(PackWeightsErrors, NameOptionsAndWeights) {
     prepare(*attention);
     EXPECT_ERROR("pack_weights: " + text, pack_weights(*attention, options));
     // Nothing is changed.
-    EXPECT_TRUE(attention->fc_q->weight.has_storage());
+    EXPECT_TRUE(attention->fc_k->weight.has_storage());
     EXPECT_TRUE(attention->fc_q->bias.requires_grad());
   };
   const auto nothing = [](MultiHeadAttentionImpl&) {};
@@ -237,7 +240,9 @@ TEST(PackWeightsErrors, NameOptionsAndWeights) {
   expect("fc_q.weight dtype (Double) must be float32, bfloat16 or float16", {},
          [](MultiHeadAttentionImpl& module) { module.to(at::kDouble); });
   expect("fc_q.weight must be a strided tensor on the CPU; device meta", {},
-         [](MultiHeadAttentionImpl& module) { module.to(at::kMeta); });
+         [](MultiHeadAttentionImpl& module) {
+           module.fc_q->weight = at::empty({48, 48}, at::device(at::kMeta));
+         });
 }
 
 TEST(PackWeightsErrors, NameModules) {

@@ -389,12 +389,12 @@ TEST(Linear, KeepsNaNInItsRow) {
         const auto memory = at::full({rows, depth + 2}, std::nan(""), weight.options());
         auto apart = memory.narrow(1, 0, depth);
         apart.copy_(uniform({rows, depth}, dtype));
-        EXPECT_FALSE(linear(apart, weight).isnan().any().item<bool>());
+        EXPECT_FALSE(detail::linear(apart, weight).isnan().any().item<bool>());
         auto dense = apart.clone();
         dense[1].fill_(std::nan(""));
         for (const bool records : {false, true}) {
           const auto input = dense.clone().requires_grad_(records);
-          const auto found = linear(input, weight).isnan().all(1);
+          const auto found = detail::linear(input, weight).isnan().all(1);
           EXPECT_TRUE(found[1].item<bool>() && found.sum().item<int64_t>() == 1) << records;
         }
       }
