@@ -3,7 +3,15 @@
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/simd.h"
 
-// Parts of packed weights become operands of a matrix product, in the L1 or L2 cache:
+// With few input rows, a product reads the weight as it is packed:
+//
+//   for 1, 2 or 4 vectors of outputs:                           # add_few
+//     sums [R <= 4 rows, vectors] = 0, in registers
+//     for each number or pair of numbers of the depth, or of a group of it:
+//       load the row's elements and convert them to float
+//       sums += input[r][k] * weight[k]
+//
+// With more, parts of it become operands of a matrix product, in the L1 or L2 cache:
 //
 //   for each number or pair of numbers of the depth:            # a row of 64 outputs
 //     for each vector of outputs:
@@ -136,6 +144,138 @@ void int8_to_pairs(const PackedRows& from, BFloat16Pair* to) {
   }
 }
 
+// How add_few loads vectors of kStep neighboring numbers of the depth. Row `row` holds the first.
+
+template <typename Element>
+struct RowsOf {
+  static constexpr int64_t kStep = 1;
+  static void load_step(const void* values, int64_t row, int64_t column, Vec<float> (&to)[1]) {
+    to[0] = load(static_cast<const Element*>(values) + row * kPackedPanel + column);
+  }
+};
+
+struct RowsOfPairs {
+  static constexpr int64_t kStep = 2;
+  static void load_step(const void* values, int64_t row, int64_t column, Vec<float> (&to)[2]) {
+    const auto* from = static_cast<const BFloat16Pair*>(values);
+    const auto pairs = load(from + row / 2 * kPackedPanel + column);
+    to[0] = bit_cast<Vec<float>>(pairs << 16);
+    to[1] = bit_cast<Vec<float>>(pairs & 0xffff0000U);
+  }
+};
+
+struct RowsOfInt4 {
+  static constexpr int64_t kStep = 2;
+  static void load_step(const void* values, int64_t row, int64_t column, Vec<float> (&to)[2]) {
+    const auto* from = static_cast<const uint8_t*>(values);
+    const auto bytes = load_bytes(from + row / 2 * kPackedPanel + column);
+#ifdef __AVX512F__
+    // A permutation reads the low 4 bits of a lane alone, which takes the place of two
+    // instructions.
+    const Vec<float> numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto number_of = [&](Vec<int32_t> lanes) -> Vec<float> {
+      return _mm512_maskz_permutexvar_ps(0xffff, bit_cast<__m512i>(lanes), numbers);
+    };
+    to[0] = number_of(bytes);
+    to[1] = number_of(bytes >> 4);
+#else
+    to[0] = to_float(bytes & 15);
+    to[1] = to_float(bytes >> 4);
+#endif
+  }
+};
+
+constexpr int64_t kFewVectors = kRegisters == 32 ? 4 : 2;
+static_assert(kPackedPanel % (kFewVectors * kWidth) == 0);
+
+/// sums = the products over numbers [first, last) of the depth.
+template <typename Loader, int64_t R, int64_t V>
+inline void multiply_few(const PackedFew& few, int64_t first, int64_t last, int64_t column,
+                         Vec<float> (&sums)[R][V]) {
+  constexpr int64_t kStep = Loader::kStep;
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < V; ++v) sums[r][v] = Vec<float>{};
+  }
+  for (int64_t k = first; k < last; k += kStep) {
+#pragma GCC unroll 4
+    for (int64_t v = 0; v < V; ++v) {
+      Vec<float> weights[kStep];
+      Loader::load_step(few.weight.values, k, column + v * kWidth, weights);
+#pragma GCC unroll 4
+      for (int64_t r = 0; r < R; ++r) {
+        const float* x = few.input + r * few.input_row + k;
+#pragma GCC unroll 2
+        for (int64_t i = 0; i < kStep; ++i) sums[r][v] += weights[i] * x[i];
+      }
+    }
+  }
+}
+
+/// Adds the products of R rows and V vectors of outputs. Those of int4 are multiplied by the scales
+/// of each group.
+template <typename Loader, int64_t R, int64_t V>
+void add_few_columns(const PackedFew& few, int64_t column) {
+  const auto& weight = few.weight;
+  const bool has_groups = weight.scales != nullptr;
+  const int64_t each = has_groups ? weight.group : weight.count;
+  for (int64_t first = 0, group = 0; first < weight.count; first += each, ++group) {
+    Vec<float> products[R][V];
+    multiply_few<Loader, R, V>(few, first, first + each, column, products);
+    const auto* scales = static_cast<const BFloat16*>(weight.scales) + group * kPackedPanel;
+    const auto* offsets = static_cast<const BFloat16*>(weight.offsets) + group * kPackedPanel;
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int64_t v = 0; v < V; ++v) {
+        const int64_t at = column + v * kWidth;
+        float* to = few.sums + r * kPackedPanel + at;
+        auto sum = products[r][v];
+        if (has_groups) {
+          sum = sum * load(scales + at) +
+                load(offsets + at) * few.group_sums[r * few.group_sums_row + group];
+        }
+        store(to, load(to) + sum);
+      }
+    }
+  }
+}
+
+template <typename Loader, int64_t R>
+void add_few_rows(const PackedFew& few) {
+  int64_t column = 0;
+  for (; column + kFewVectors * kWidth <= few.weight.columns; column += kFewVectors * kWidth) {
+    add_few_columns<Loader, R, kFewVectors>(few, column);
+  }
+  for (; column < few.weight.columns; column += kWidth) {
+    add_few_columns<Loader, R, 1>(few, column);
+  }
+}
+
+template <typename Loader>
+void add_few(const PackedFew& few) {
+  static_assert(kPackedFew == 4);
+  switch (few.rows) {
+    case 1:
+      return add_few_rows<Loader, 1>(few);
+    case 2:
+      return add_few_rows<Loader, 2>(few);
+    case 3:
+      return add_few_rows<Loader, 3>(few);
+    case 4:
+      return add_few_rows<Loader, 4>(few);
+  }
+}
+
+void sum_groups(const float* from, int64_t count, int64_t group, float* to) {
+  for (int64_t first = 0; first < count; first += group) {
+    Vec<float> sums = {};
+    for (int64_t k = first; k < first + group; k += kWidth) sums += load(from + k);
+    *to++ = reduce_sum<float>(sums);
+  }
+}
+
 template <typename Element>
 void finish_as(const PackedOutputs& outputs) {
   const auto* bias = static_cast<const Element*>(outputs.bias);
@@ -171,6 +311,9 @@ void finish(const PackedOutputs& outputs) {
 const PackedKernels packed_kernels = {
     {to_floats<float>, bfloat16_to_floats, to_floats<Half>, to_floats<Int8>, int4_to_floats},
     {nullptr, nullptr, nullptr, int8_to_pairs, int4_to_pairs},
+    {add_few<RowsOf<float>>, add_few<RowsOfPairs>, add_few<RowsOf<Half>>, add_few<RowsOf<Int8>>,
+     add_few<RowsOfInt4>},
+    sum_groups,
     finish};
 
 }  // namespace heed::detail::HEED_ISA

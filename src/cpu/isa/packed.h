@@ -28,6 +28,20 @@ struct PackedRows {
   int64_t columns;  // outputs; a multiple of kColumnMultiple
 };
 
+/// The largest number of input rows that PackedKernels::add_few takes.
+constexpr int64_t kPackedFew = 4;
+
+/// sums [rows, columns] += input weight^T, for a part of the depth. Rows of sums are kPackedPanel
+/// apart.
+struct PackedFew {
+  PackedRows weight;
+  const float* input;  // rows are input_row apart; a number of 0 follows an odd count
+  int64_t input_row, rows;
+  const float* group_sums;  // int4: the sums of the input over its groups; or null
+  int64_t group_sums_row;
+  float* sums;
+};
+
 /// Outputs [rows, columns] of a layer: to = sums * scales + bias.
 struct PackedOutputs {
   const float* sums;  // rows are sums_row apart
@@ -44,6 +58,10 @@ struct PackedKernels {
   /// to [count / 2 rounded up, kPackedPanel] = pairs of them. Null for a format that bfloat16
   /// cannot hold.
   void (*to_pairs[kPackedFormats])(const PackedRows& from, BFloat16Pair* to);
+  /// Products of few rows, which read the weight as it is packed. By PackedFormat.
+  void (*add_few[kPackedFormats])(const PackedFew& few);
+  /// to[i] = the sum of group i of `count` numbers. A group is a multiple of 32.
+  void (*sum_groups)(const float* from, int64_t count, int64_t group, float* to);
   void (*finish)(const PackedOutputs& outputs);
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/linear.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 
 #include "core/ceil_div.h"
@@ -24,6 +25,9 @@
 //         b [256, columns] = the weight's: in memory as it is, or unpacked into the L2 cache
 //         sums [rows, columns] += a b                                # cpu/isa/matrix.cpp
 //       output = sums * scales + bias                                # cpu/isa/packed.cpp
+//
+// With up to 8 rows, sums += a b reads the weight as it is packed, 512 numbers of the depth for 4
+// rows at a time: add_few of cpu/isa/packed.cpp.
 //
 // Each weight is read once for up to 480 rows. With few rows memory is the bound, with many the
 // multiply units. docs/kernels.md, "Packed weights".
@@ -49,8 +53,40 @@ struct InputRows {
   at::Tensor memory;
   const Operand* data = nullptr;
   int64_t count = 0;  // a whole number of tiles, where products are computed in tiles
-  int64_t depth = 0;  // in operands
+  int64_t depth = 0;  // in operands, and the distance of rows
 };
+
+/// Few rows: floats, with a 0 after an odd number of them, and the sums of the groups of int4.
+struct FewInputRows {
+  at::Tensor memory, sums;
+  const float* data = nullptr;
+  int64_t count = 0, row = 0;
+  const float* group_sums = nullptr;
+  int64_t groups = 0;
+};
+
+constexpr int64_t kFewPackedRows = 8;
+
+FewInputRows as_few(const at::Tensor& input, int64_t rows, int64_t group) {
+  const auto from = dense(input);
+  const auto depth = input.size(-1), row = round_up(depth, int64_t{2});
+  FewInputRows few;
+  few.memory = empty_on_cpu({rows, row}, at::kFloat);
+  auto* to = few.memory.mutable_data_ptr<float>();
+  instruction_set().matrix.of_float.pack(rows_at(from, 0, rows, depth), to, row);
+  few.data = to;
+  few.count = rows;
+  few.row = row;
+  if (group == 0) return few;
+  few.groups = depth / group;
+  few.sums = empty_on_cpu({rows, few.groups}, at::kFloat);
+  auto* sums = few.sums.mutable_data_ptr<float>();
+  for (int64_t r = 0; r < rows; ++r) {
+    instruction_set().packed.sum_groups(to + r * row, depth, group, sums + r * few.groups);
+  }
+  few.group_sums = sums;
+  return few;
+}
 
 InputRows<float> as_floats(const at::Tensor& input, int64_t rows) {
   const auto depth = input.size(-1);
@@ -127,6 +163,38 @@ PackedRows packed_rows(const PackedWeight& weight, const PanelColumns& columns, 
           columns.count};
 }
 
+/// Writes outputs of a layer from their sums: rows [row, row + rows), and these columns.
+void write_outputs(const PackedWeight& weight, const at::Tensor& bias, const at::Tensor& output,
+                   const PanelColumns& columns, int64_t row, int64_t rows, const float* sums) {
+  const auto first = columns.panel * kPackedPanel + columns.first;
+  auto to = rows_at(output, row * weight.outputs + first, rows, weight.outputs);
+  to.columns = std::min(columns.count, weight.outputs - first);
+  const auto* scales =
+      weight.format == PackedFormat::int8 ? weight.scales.const_data_ptr<float>() + first : nullptr;
+  const auto* biases =
+      bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) + first * bias.element_size()
+                     : nullptr;
+  instruction_set().packed.finish({sums, kPackedPanel, scales, biases, to});
+}
+
+/// The product of few rows with some columns of a panel.
+void compute_few(const FewInputRows& input, const PackedWeight& weight, const at::Tensor& bias,
+                 const at::Tensor& output, const PanelColumns& columns) {
+  constexpr int64_t kNumbers = 512;  // of a panel, which stay in the L1 or L2 cache
+  const auto add = instruction_set().packed.add_few[static_cast<int>(weight.format)];
+  std::array<float, kFewPackedRows * kPackedPanel> sums{};
+  for (int64_t first = 0; first < weight.depth; first += kNumbers) {
+    const auto part = packed_rows(weight, columns, first, std::min(kNumbers, weight.depth - first));
+    const auto group = weight.group > 0 ? first / weight.group : 0;
+    for (int64_t row = 0; row < input.count; row += kPackedFew) {
+      add({part, input.data + row * input.row + first, input.row,
+           std::min(kPackedFew, input.count - row), input.group_sums + row * input.groups + group,
+           input.groups, sums.data() + row * kPackedPanel});
+    }
+  }
+  write_outputs(weight, bias, output, columns, 0, input.count, sums.data());
+}
+
 /// A thread's memory.
 template <typename Operand>
 struct Workspace {
@@ -145,7 +213,8 @@ class PackedLayer {
     auto& room = workspace(std::min(kRowsAtOnce, input_.count));
     for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
       add_products(columns, row, std::min(kRowsAtOnce, input_.count - row), room);
-      finish(columns, row, std::min(kRowsAtOnce, rows - row), room.sums.get());
+      write_outputs(weight_, bias_, output_, columns, row, std::min(kRowsAtOnce, rows - row),
+                    room.sums.get());
     }
   }
 
@@ -174,20 +243,6 @@ class PackedLayer {
           rows, columns.count, depth, input_.data + row * input_.depth + k, input_.depth,
           /*a_column=*/1, b, kPackedPanel, room.sums.get(), kPackedPanel, /*accumulate=*/k > 0});
     }
-  }
-
-  void finish(const PanelColumns& columns, int64_t row, int64_t rows, const float* sums) const {
-    const auto first = columns.panel * kPackedPanel + columns.first;
-    const auto outputs = weight_.outputs;
-    auto to = rows_at(output_, row * outputs + first, rows, outputs);
-    to.columns = std::min(columns.count, outputs - first);
-    const auto* scales =
-        weight_.format == PackedFormat::int8 ? weight_.scales.const_data_ptr<float>() : nullptr;
-    const auto* bias = bias_.defined() ? static_cast<const char*>(bias_.const_data_ptr()) +
-                                             first * bias_.element_size()
-                                       : nullptr;
-    instruction_set().packed.finish(
-        {sums, kPackedPanel, scales != nullptr ? scales + first : nullptr, bias, to});
   }
 
   const InputRows<Operand>& input_;
@@ -228,42 +283,58 @@ at::Tensor without_kernels(const at::Tensor& input, const PackedWeight& weight,
   return at::linear(input, unpack_weight(weight).to(input.scalar_type()), bias);
 }
 
+/// Computes layers of one format, with compute(i, columns) for some outputs of layer i.
+template <typename Compute>
+void for_layers(const std::vector<const PackedWeight*>& weights, int64_t rows,
+                const Compute& compute) {
+  int64_t units = 0;
+  for (const auto* weight : weights) units += ceil_div(weight->outputs, kColumnMultiple);
+  at::parallel_for(0, units, units_per_thread(rows, weights[0]->depth),
+                   [&](int64_t begin, int64_t end) { for_columns(weights, begin, end, compute); });
+}
+
+bool are_alike(const PackedWeight& one, const PackedWeight& other) {
+  return one.format == other.format && one.group == other.group;
+}
+
+/// Whether products of this input with such a weight multiply pairs of bfloat16.
+bool in_pairs(const at::Tensor& input, const PackedWeight& weight) {
+  return input.scalar_type() == at::kBFloat16 && instruction_set().multiplies_bfloat16 &&
+         has_pairs(weight.format);
+}
+
 }  // namespace
 
 std::vector<at::Tensor> linear_packed(const at::Tensor& input,
                                       const std::vector<LinearParameters>& layers) {
   const auto weights =
       c10::fmap(layers, [](const auto& layer) { return packed_weight_of(layer.weight); });
-  if (!has_kernels()) {
-    std::vector<at::Tensor> outputs;
-    for (size_t i = 0; i < layers.size(); ++i) {
-      outputs.push_back(without_kernels(input, *weights[i], layers[i].bias));
-    }
-    return outputs;
-  }
-  const auto depth = weights[0]->depth, rows = input.numel() / depth;
-  auto outputs = empty_outputs(input, layers);
-  const bool is_bfloat16 =
-      input.scalar_type() == at::kBFloat16 && instruction_set().multiplies_bfloat16;
-  const auto in_pairs = [&](const auto* weight) {
-    return is_bfloat16 && has_pairs(weight->format);
-  };
-  InputRows<float> floats;
-  InputRows<BFloat16Pair> pairs;
-  if (std::any_of(weights.begin(), weights.end(), in_pairs)) pairs = as_pairs(input, rows);
-  if (!std::all_of(weights.begin(), weights.end(), in_pairs)) floats = as_floats(input, rows);
-  int64_t units = 0;
-  for (const auto* weight : weights) units += ceil_div(weight->outputs, kColumnMultiple);
-  at::parallel_for(0, units, units_per_thread(rows, depth), [&](int64_t begin, int64_t end) {
-    for_columns(weights, begin, end, [&](size_t i, const PanelColumns& columns) {
-      const auto& [weight, bias] = layers[i];
-      if (in_pairs(weights[i])) {
-        PackedLayer(pairs, *weights[i], bias, outputs[i]).compute(columns, rows);
-      } else {
-        PackedLayer(floats, *weights[i], bias, outputs[i]).compute(columns, rows);
-      }
+  const auto& first = *weights[0];
+  if (!has_kernels() || !std::all_of(weights.begin() + 1, weights.end(), [&](const auto* weight) {
+        return are_alike(*weight, first);
+      })) {
+    return c10::fmap(layers, [&](const auto& layer) {
+      return has_kernels() ? linear_packed(input, {layer}).front()
+                           : without_kernels(input, *packed_weight_of(layer.weight), layer.bias);
     });
-  });
+  }
+  const auto rows = input.numel() / first.depth;
+  auto outputs = empty_outputs(input, layers);
+  const auto compute_rows = [&](const auto& operands) {
+    for_layers(weights, rows, [&](size_t i, const PanelColumns& columns) {
+      PackedLayer(operands, *weights[i], layers[i].bias, outputs[i]).compute(columns, rows);
+    });
+  };
+  if (rows <= kFewPackedRows) {
+    const auto few = as_few(input, rows, first.group);
+    for_layers(weights, rows, [&](size_t i, const PanelColumns& columns) {
+      compute_few(few, *weights[i], layers[i].bias, outputs[i], columns);
+    });
+  } else if (in_pairs(input, first)) {
+    compute_rows(as_pairs(input, rows));
+  } else {
+    compute_rows(as_floats(input, rows));
+  }
   return outputs;
 }
 
