@@ -141,7 +141,7 @@ void Event::tell() const { EXPECT_EQ(::write(pipe_[1], "", 1), 1); }
 
 void Event::await() const {
   constexpr int kMilliseconds = std::chrono::milliseconds(kPatient).count();
-  // What has been written stays there for others.
+  // The byte that was written stays there for others.
   pollfd told{pipe_[0], POLLIN, 0};
   EXPECT_EQ(::poll(&told, 1, kMilliseconds), 1);
 }

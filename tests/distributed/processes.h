@@ -14,16 +14,16 @@ namespace heed::test {
 
 using distributed::ProcessGroup;
 
-/// How long what must fail waits for other processes. It must suffice for processes that run to
+/// The timeout of operations that must fail, which tests wait for. It must suffice for processes to
 /// meet, however busy the machine is.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::chrono::seconds kBrief(8);
 #else
 constexpr std::chrono::seconds kBrief(3);
 #endif
-/// Seconds within which processes have ended that wait for kBrief, or need not wait.
+/// The seconds within which processes have ended that wait for kBrief, or need not wait.
 constexpr auto kSoon = static_cast<double>(5 * kBrief.count());
-/// How long everything else waits: far longer than kSoon, to tell errors that come at once from
+/// The timeout of everything else, far longer than kSoon, which tells errors that come at once from
 /// those of a timeout.
 constexpr std::chrono::seconds kPatient(120);
 
@@ -39,7 +39,7 @@ struct Ended {
   double seconds = 0.0;
 };
 
-/// What the calling process does when all of its new processes have started.
+/// The work of the calling process when all of its new processes have started.
 using Meanwhile = std::function<void(const std::vector<pid_t>&)>;
 
 /// Runs `work(rank)` in new processes, without a group, and returns how each ended. They begin when
