@@ -1,4 +1,5 @@
 #include <ATen/ops/randn.h>
+#include <c10/util/ScopeExit.h>
 #include <gtest/gtest.h>
 #include <heed/distributed/data_parallel.h>
 #include <heed/distributed/parallelize.h>
@@ -10,7 +11,6 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -221,30 +221,36 @@ TEST(DataParallelErrors, NameANullGroup) {
                DataParallel(Linear(nullptr), ProcessGroup()));
 }
 
-/// The output of rank 0 if rank 1 does `stop` in the forward pass of `step`.
+/// The output of rank 0 if rank 1 does `stop` in the forward pass of `step`. Rank 0 tells `over`
+/// when it has failed.
 Ended survivor(const DataParallelOptions& options, int64_t step,
-               const std::function<void()>& stop) {
-  const auto ended = run_group(2, std::chrono::seconds(2), [&](const ProcessGroup& group) {
+               const std::function<void(const Event& over)>& stop,
+               std::chrono::milliseconds timeout = kPatient) {
+  const Event over;
+  const auto work = [&](const ProcessGroup& group) {
+    const auto tell = c10::make_scope_exit([&] {
+      if (group->getRank() == 0) over.tell();
+    });
     auto model = make_sequential(0);
     DataParallel parallel(model, group, options);
     const auto x = at::randn({4, 8});
     for (int64_t i = 0; i < 50; ++i) {
-      if (i == step && group->getRank() == 1) stop();
+      if (i == step && group->getRank() == 1) stop(over);
       parallel.forward(model, x).sum().backward();
     }
-  });
-  return ended[0];
+  };
+  return run_group(2, work, timeout)[0];
 }
 
 void expect_named_failure(const Ended& ended, const std::string& expected) {
   EXPECT_EQ(ended.exit_code, 1);
   EXPECT_EQ(ended.output.substr(0, expected.size()), expected) << ended.output;
   EXPECT_EQ(ended.output.find('\n'), ended.output.size() - 1) << ended.output;
-  EXPECT_LT(ended.seconds, 2 + 5);
+  EXPECT_LT(ended.seconds, kSoon);
 }
 
 TEST(DataParallelErrors, NameTheRankWhenAProcessIsKilled) {
-  const auto kill = [] { std::raise(SIGKILL); };
+  const auto kill = [](const Event&) { std::raise(SIGKILL); };
   const std::string reduction = "all-reduce of gradients failed in process 0 of 2: ";
   expect_named_failure(survivor({}, 0, kill), reduction);
   expect_named_failure(survivor(small_buckets(), 7, kill), reduction);
@@ -254,7 +260,8 @@ TEST(DataParallelErrors, NameTheRankWhenAProcessIsKilled) {
 }
 
 TEST(DataParallelErrors, NameTheRankWhenAProcessHangs) {
-  expect_named_failure(survivor(small_buckets(), 3, [] { ::sleep(4); }),
+  const auto hang = [](const Event& over) { over.await(); };
+  expect_named_failure(survivor(small_buckets(), 3, hang, kBrief),
                        "all-reduce of gradients failed in process 0 of 2: ");
 }
 

@@ -318,8 +318,8 @@ void expect_failure(
     const std::function<void(DataParallel& parallel, const Sequential& model)>& fail,
     const std::string& failure) {
   for (const bool has_batches : {false, true}) {
-    const auto ended = run_group(2, std::chrono::seconds(20), [&](const ProcessGroup& group) {
-      ::alarm(60);
+    const auto ended = run_group(2, [&](const ProcessGroup& group) {
+      ::alarm(static_cast<unsigned>(kPatient.count()));
       auto model = make_model(0);
       DataParallel parallel(model, group, small_buckets());
       parallel.join([&] {
@@ -335,7 +335,7 @@ void expect_failure(
                 testing::MatchesRegex("(all-reduce of gradients|broadcast of gradients|"
                                       "all-reduce of the number of processes that have batches) "
                                       "failed in process 0 of 2: [^\n]+\n"));
-    EXPECT_LT(ended[0].seconds, 20);
+    EXPECT_LT(ended[0].seconds, kSoon);
   }
 }
 

@@ -115,7 +115,7 @@ using Work = std::function<Step(const ProcessGroup&)>;
 /// notice at once; what they return must be right; and the group must work or say that it does not.
 void expect_survives(const std::function<Work(const ProcessGroup&)>& prepare, int64_t moments) {
   in_processes(kProcesses, [&](const ProcessGroup& all) {
-    ::alarm(120);
+    ::alarm(static_cast<unsigned>(kPatient.count()));
     install_allocator();
     const auto work = prepare(all);
     const auto expected = work(all)();

@@ -37,8 +37,6 @@ namespace {
 namespace distributed = heed::distributed;
 
 constexpr int64_t kProcesses = 3;
-constexpr auto kTimeout = std::chrono::seconds(2);
-constexpr double kLongest = 2 + 5;  // seconds until the others end
 
 /// Prepares a process, and returns what it repeats until a process is gone.
 using Begin = std::function<std::function<void()>(const ProcessGroup&)>;
@@ -57,32 +55,22 @@ void await_end(pid_t process) {
 
 /// How the processes end; their seconds count from the fault.
 std::vector<Ended> run_into(const Fault& fault, const Begin& begin) {
-  constexpr unsigned kHangs = 30;  // seconds
   using Clock = std::chrono::steady_clock;
-  const auto port = free_port();
-  std::array<int, 2> begun{};
-  EXPECT_EQ(::pipe(begun.data()), 0);
+  const std::array<Event, kProcesses> begun{};
   const auto start = Clock::now();
   std::chrono::duration<double> until_fault{};
-  auto ended = run_processes(
+  auto ended = run_group(
       kProcesses,
-      [&](int64_t rank) {
-        ::alarm(kHangs);
-        set_launch_environment(rank, kProcesses, port);
-        const auto group =
-            distributed::init_process_group(distributed::InitOptions().timeout(kTimeout));
+      [&](const ProcessGroup& group) {
+        ::alarm(static_cast<unsigned>(kPatient.count()));
         const auto step = begin(group);
         group->barrier()->wait();
-        if (rank == fault.rank) {
-          EXPECT_EQ(::write(begun[1], "", 1), 1);
-        }
+        begun[static_cast<size_t>(group->getRank())].tell();
         while (true) step();
       },
+      fault.signal == SIGSTOP ? kBrief : kPatient,
       [&](const std::vector<pid_t>& processes) {
-        ::close(begun[1]);
-        char byte = 0;
-        EXPECT_EQ(::read(begun[0], &byte, 1), 1);
-        ::close(begun[0]);
+        for (const auto& one : begun) one.await();
         std::this_thread::sleep_for(fault.moment);
         const auto victim = processes[static_cast<size_t>(fault.rank)];
         until_fault = Clock::now() - start;
@@ -118,7 +106,7 @@ void expect_named_failures(
       EXPECT_EQ(process.exit_code, 1);
       EXPECT_THAT(process.output, testing::MatchesRegex(operation + " failed in process " +
                                                         std::to_string(rank) + " of 3: [^\n]+\n"));
-      EXPECT_LT(process.seconds, kLongest);
+      EXPECT_LT(process.seconds, kSoon);
     }
     check(fault);
   }

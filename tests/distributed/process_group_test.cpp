@@ -1,5 +1,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
+#include <c10/util/ScopeExit.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
@@ -13,6 +14,7 @@
 #include <torch/utils.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -33,7 +35,7 @@ using distributed::init_process_group;
 using distributed::InitOptions;
 using distributed::subgroup;
 
-InitOptions brief() { return InitOptions().timeout(std::chrono::seconds(3)); }
+const std::string kBriefly = std::to_string(kBrief.count()) + " s";
 
 TEST(ProcessGroup, JoinsAllProcesses) {
   in_processes(3, [](const ProcessGroup& group) {
@@ -78,7 +80,7 @@ TEST(ProcessGroup, ListensWhereAConnectionHasJustEnded) {
 ProcessGroup make_own_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
   using c10d::ProcessGroupGloo;
   constexpr auto kGloo = c10d::ProcessGroup::BackendType::GLOO;
-  const auto options = ProcessGroupGloo::Options::create(std::chrono::seconds(20));
+  const auto options = ProcessGroupGloo::Options::create(kPatient);
   options->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   group->setBackend(at::kCPU, kGloo,
@@ -152,25 +154,26 @@ std::string last_line(const std::string& output) {
 }
 
 TEST(SubgroupErrors, NameTheOperationWhenAProcessDoesNotArrive) {
-  const auto port = free_port();
-  const auto ended = run_processes(2, [&](int64_t rank) {
-    set_launch_environment(rank, 2, port);
-    const auto group = init_process_group(brief());
-    if (rank == 0) subgroup(group, {0, 1}, "pair");
-    ::usleep(500'000);
+  const Event failed;
+  const auto ended = run_group(2, [&](const ProcessGroup& group) {
+    if (group->getRank() == 1) return failed.await();
+    const auto tell = c10::make_scope_exit([&] { failed.tell(); });
+    limit_subgroups(group, kBrief);
+    subgroup(group, {0, 1}, "pair");
   });
   EXPECT_THAT(last_line(ended[0].output),
               testing::StartsWith("subgroup pair failed in process 0 of 2: wait timeout after"));
-  EXPECT_LT(ended[0].seconds, 8.0);
+  EXPECT_LT(ended[0].seconds, kSoon);
 }
 
 /// The words of each rank when `prepare` has changed its environment.
-std::vector<Ended> failures(int64_t size, const std::function<void(int64_t)>& prepare) {
-  const auto port = free_port();
+std::vector<Ended> failures(int64_t size, const std::function<void(int64_t)>& prepare,
+                            std::chrono::milliseconds timeout = kPatient) {
+  const Port port;
   return run_processes(size, [&](int64_t rank) {
-    set_launch_environment(rank, size, port);
+    set_launch_environment(rank, size, port.number());
     prepare(rank);
-    init_process_group(brief());
+    init_process_group(InitOptions().timeout(timeout));
   });
 }
 
@@ -203,7 +206,7 @@ TEST(ProcessGroupErrors, NameTheVariable) {
 
 TEST(ProcessGroupErrors, NameTheTimeout) {
   const auto ended = run_processes(1, [](int64_t) {
-    set_launch_environment(0, 1, free_port());
+    set_launch_environment(0, 1, Port().number());
     init_process_group(InitOptions().timeout(std::chrono::milliseconds(0)));
   });
   EXPECT_EQ(ended[0].output, "init_process_group: timeout (0 ms) must be at least 1 ms\n");
@@ -216,8 +219,8 @@ TEST(ProcessGroupErrors, NameTheAddress) {
   // 192.0.2.1 is reserved for documentation.
   for (const auto& address : {std::string("192.0.2.1"), kUnknownHost}) {
     const auto ended = run_processes(1, [&](int64_t) {
-      set_launch_environment(0, 1, free_port());
-      init_process_group(brief().address(address));
+      set_launch_environment(0, 1, Port().number());
+      init_process_group(InitOptions().address(address));
     });
     EXPECT_EQ(ended[0].output,
               "init_process_group: address (" + address + ") must be an address of this machine\n");
@@ -229,21 +232,22 @@ TEST(ProcessGroupErrors, NameTheAddress) {
   const auto expected = "init_process_group: address " + kUnknownHost + " is unknown: ";
   for (const auto& process : ended) {
     EXPECT_THAT(process.output, testing::StartsWith(expected));
-    EXPECT_LT(process.seconds, 2.0);
+    EXPECT_LT(process.seconds, kSoon);
   }
 }
 
 TEST(ProcessGroupErrors, NameTheStoreThatIsNotThere) {
-  const auto port = free_port();
+  const Port port;
   const auto ended = run_processes(1, [&](int64_t) {
-    set_launch_environment(/*rank=*/1, 2, port);
-    init_process_group(brief());
+    set_launch_environment(/*rank=*/1, 2, port.number());
+    init_process_group(InitOptions().timeout(kBrief));
   });
   const auto expected = "init_process_group: rank 1 reached no store at port " +
-                        std::to_string(port) + " of 127.0.0.1 in 3 s\n";
+                        std::to_string(port.number()) + " of 127.0.0.1 in " + kBriefly + "\n";
+  const auto timeout = static_cast<double>(kBrief.count());
   EXPECT_EQ(ended[0].output, expected);
-  EXPECT_GE(ended[0].seconds, 3.0);
-  EXPECT_LT(ended[0].seconds, 8.0);
+  EXPECT_GE(ended[0].seconds, timeout);
+  EXPECT_LT(ended[0].seconds, 3 * timeout);
 }
 
 TEST(ProcessGroupErrors, NameTheVersionThatDiffers) {
@@ -258,78 +262,115 @@ TEST(ProcessGroupErrors, NameTheVersionThatDiffers) {
   });
 }
 
+/// The store of a group that is being made at a port.
+c10::intrusive_ptr<c10d::Store> store_at(const Port& port) {
+  // TCPStore itself would try again only after a second.
+  EXPECT_TRUE(distributed::detail::wait_for_listener("127.0.0.1", port.number(), kPatient));
+  c10d::TCPStoreOptions options;
+  options.port = port.number();
+  return c10::make_intrusive<c10d::PrefixStore>(
+      "heed/attempt_0", c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options));
+}
+
 TEST(ProcessGroupErrors, NameTheOperationWhenAProcessDiesAfterItArrived) {
-  const auto port = free_port();
+  const Port port;
   const auto ended = run_processes(2, [&](int64_t rank) {
-    set_launch_environment(rank, 2, port);
+    set_launch_environment(rank, 2, port.number());
     if (rank == 0) {
-      init_process_group(brief());
+      init_process_group(InitOptions().timeout(kBrief));
     } else {
-      c10d::TCPStoreOptions options;
-      options.port = port;
-      c10d::TCPStore("127.0.0.1", options).add("heed/attempt_0/arrived/1", 1);
+      store_at(port)->add("arrived/1", 1);
     }
   });
   EXPECT_THAT(
       last_line(ended[0].output),
       testing::StartsWith("init_process_group failed in process 0 of 2: wait timeout after"));
-  EXPECT_LT(ended[0].seconds, 8.0);
+  EXPECT_LT(ended[0].seconds, kSoon);
 }
 
 TEST(ProcessGroupErrors, NameTheRankThatIsTaken) {
-  const auto ended = failures(3, [](int64_t rank) {
-    if (rank == 2) ::setenv("RANK", "1", 1);
+  const Port port;
+  const auto ended = run_processes(3, [&](int64_t process) {
+    const int64_t rank = process == 0 ? 0 : 1;
+    set_launch_environment(rank, 3, port.number());
+    init_process_group(InitOptions().timeout(rank == 0 ? kBrief : kPatient));
   });
   const std::string twice = "init_process_group: two processes have RANK 1\n";
   EXPECT_TRUE(ended[1].output == twice || ended[2].output == twice);
   // Rank 0 holds the store, but which process became rank 1 is open.
-  EXPECT_EQ(ended[0].output, "init_process_group: rank 2 of 3 did not arrive within 3 s\n");
+  EXPECT_EQ(ended[0].output,
+            "init_process_group: rank 2 of 3 did not arrive within " + kBriefly + "\n");
 }
 
-/// Whichever comes first. Rank 0 holds the store: the process that comes last may find none.
-TEST(ProcessGroupErrors, NameTheNumberOfProcessesThatDiffers) {
-  const auto names_it = testing::AnyOf(
-      "init_process_group: WORLD_SIZE of rank 1 (4) must equal that of rank 0 (3)\n",
-      "init_process_group: WORLD_SIZE of rank 2 (3) must equal that of rank 1 (4)\n");
-  for (const int64_t late : {0, 1, 2}) {
-    const auto ended = failures(3, [&](int64_t rank) {
-      if (rank == 1) ::setenv("WORLD_SIZE", "4", 1);
-      if (rank == late) ::usleep(300'000);
-    });
-    int64_t named = 0;
-    for (const auto& process : ended) {
-      const bool is_named = testing::Value(process.output, names_it);
-      named += is_named ? 1 : 0;
-      if (!is_named) {
-        EXPECT_THAT(process.output, testing::HasSubstr("reached no store"));
+/// The words of the first `present` of 3 ranks when rank 1 has another WORLD_SIZE and rank `last`
+/// comes last: rank 0, for whose store rank 1 waits, or rank 1, when the others have arrived.
+std::vector<Ended> failures_of_sizes(int64_t present, int64_t last) {
+  const Port port;
+  const Event begun;
+  return run_processes(present, [&](int64_t rank) {
+    set_launch_environment(rank, 3, port.number());
+    if (rank == 1) {
+      ::setenv("WORLD_SIZE", "4", 1);
+      begun.tell();
+    }
+    if (last == 0 && rank == 0) begun.await();
+    if (last == 1 && rank == 1) {
+      const auto store = store_at(port);
+      for (int64_t other = 0; other < present; ++other) {
+        if (other != 1) store->wait({"arrived/" + std::to_string(other)}, kPatient);
       }
     }
-    EXPECT_THAT(ended[0].output, names_it);
-    EXPECT_GE(named, 2);
+    init_process_group(InitOptions().timeout(kPatient));
+  });
+}
+
+/// Rank 0 holds the store: a process that comes when ranks 0 and 1 have met may find none.
+TEST(ProcessGroupErrors, NameTheNumberOfProcessesThatDiffers) {
+  const std::pair<int64_t, int64_t> cases[] = {{3, 1}, {2, 1}, {2, 0}};
+  for (const auto& [present, last] : cases) {
+    SCOPED_TRACE(std::to_string(present) + " are present, " + std::to_string(last) + " comes last");
+    for (const auto& process : failures_of_sizes(present, last)) {
+      EXPECT_THAT(process.output,
+                  testing::AnyOf("init_process_group: WORLD_SIZE of rank 1 (4) must equal that of "
+                                 "rank 0 (3)\n",
+                                 "init_process_group: WORLD_SIZE of rank 2 (3) must equal that of "
+                                 "rank 1 (4)\n"));
+      EXPECT_LT(process.seconds, kSoon);
+    }
   }
 }
 
 TEST(ProcessGroupErrors, NameTheRanksThatAreMissing) {
-  const auto ended = failures(2, [](int64_t) { ::setenv("WORLD_SIZE", "4", 1); });
+  const auto ended = failures(
+      2, [](int64_t) { ::setenv("WORLD_SIZE", "4", 1); }, kBrief);
   for (const auto& process : ended) {
-    EXPECT_TRUE(
-        process.output == "init_process_group: ranks 2, 3 of 4 did not arrive within 3 s\n" ||
-        process.output.find("lost the store, while it waited for others\n") != std::string::npos)
+    EXPECT_TRUE(process.output == "init_process_group: ranks 2, 3 of 4 did not arrive within " +
+                                      kBriefly + "\n" ||
+                process.output.find("lost the store, while it waited for others\n") !=
+                    std::string::npos)
         << process.output;
-    EXPECT_LT(process.seconds, 8.0);
+    EXPECT_LT(process.seconds, kSoon);
   }
 }
 
 TEST(ProcessGroupErrors, NameThePortThatIsTaken) {
-  const auto port = free_port();
+  const Port port;
+  const Event listens, refused;
   const auto ended = run_processes(2, [&](int64_t other) {
-    set_launch_environment(0, 1, port);
-    ::usleep(static_cast<useconds_t>(other * 1000000));
-    const auto group = init_process_group(brief());
-    if (other == 0) ::usleep(2000000);
+    set_launch_environment(0, 1, port.number());
+    if (other == 1) {
+      listens.await();
+      const auto tell = c10::make_scope_exit([&] { refused.tell(); });
+      init_process_group();
+    } else {
+      const auto group = init_process_group();
+      listens.tell();
+      refused.await();
+    }
   });
   EXPECT_EQ(ended[0].output, "");
-  EXPECT_EQ(ended[1].output, "init_process_group: cannot listen at port " + std::to_string(port) +
+  EXPECT_EQ(ended[1].output, "init_process_group: cannot listen at port " +
+                                 std::to_string(port.number()) +
                                  " of 127.0.0.1: Address already in use\n");
 }
 

@@ -3,14 +3,16 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <numeric>
 #include <thread>
 
 namespace heed::test {
@@ -26,6 +28,13 @@ std::string read_all(int descriptor) {
   }
   ::close(descriptor);
   return text;
+}
+
+/// Waits until every process that holds the other end of a pipe has closed it.
+void await_close(int descriptor) {
+  char byte = 0;
+  EXPECT_EQ(::read(descriptor, &byte, 1), 0);
+  ::close(descriptor);
 }
 
 [[noreturn]] void run_child(int output, int64_t rank, const std::function<void(int64_t)>& work) {
@@ -49,20 +58,28 @@ std::string read_all(int descriptor) {
 }  // namespace
 
 std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)>& work,
-                                 const std::function<void(const std::vector<pid_t>&)>& meanwhile) {
+                                 const Meanwhile& meanwhile) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<pid_t> processes;
   std::vector<int> outputs;
+  std::array<int, 2> start{};
+  EXPECT_EQ(::pipe(start.data()), 0);
   std::fflush(nullptr);
   for (int64_t rank = 0; rank < size; ++rank) {
     std::array<int, 2> ends{};
     EXPECT_EQ(::pipe(ends.data()), 0);
     const auto process = ::fork();
-    if (process == 0) run_child(ends[1], rank, work);
+    if (process == 0) {
+      ::close(start[1]);
+      await_close(start[0]);
+      run_child(ends[1], rank, work);
+    }
     ::close(ends[1]);
     processes.push_back(process);
     outputs.push_back(ends[0]);
   }
+  ::close(start[1]);
+  await_close(start[0]);
   std::vector<Ended> ended(static_cast<size_t>(size));
   std::vector<std::thread> readers;
   for (size_t i = 0; i < ended.size(); ++i) {
@@ -80,9 +97,8 @@ std::vector<Ended> run_processes(int64_t size, const std::function<void(int64_t)
   return ended;
 }
 
-void in_processes(int64_t size, const std::function<void(const ProcessGroup&)>& work,
-                  std::chrono::milliseconds timeout) {
-  const auto ended = run_group(size, timeout, [&](const ProcessGroup& group) {
+void in_processes(int64_t size, const std::function<void(const ProcessGroup&)>& work) {
+  const auto ended = run_group(size, [&](const ProcessGroup& group) {
     work(group);
     // Rank 0 holds the store: it leaves last.
     if (!testing::Test::HasFailure()) group->barrier()->wait();
@@ -92,13 +108,42 @@ void in_processes(int64_t size, const std::function<void(const ProcessGroup&)>& 
   }
 }
 
-std::vector<Ended> run_group(int64_t size, std::chrono::milliseconds timeout,
-                             const std::function<void(const ProcessGroup&)>& work) {
-  const auto port = free_port();
-  return run_processes(size, [&](int64_t rank) {
-    set_launch_environment(rank, size, port);
-    work(distributed::init_process_group(distributed::InitOptions().timeout(timeout)));
-  });
+std::vector<Ended> run_group(int64_t size, const std::function<void(const ProcessGroup&)>& work,
+                             std::chrono::milliseconds timeout, const Meanwhile& meanwhile) {
+  const Port port;
+  const auto run = [&](int64_t rank) {
+    set_launch_environment(rank, size, port.number());
+    const auto all = distributed::init_process_group(distributed::InitOptions().timeout(kPatient));
+    if (timeout == kPatient) return work(all);
+    all->barrier()->wait();
+    limit_subgroups(all, timeout);
+    std::vector<int64_t> ranks(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), int64_t{0});
+    work(distributed::subgroup(all, ranks, "limited"));
+  };
+  return run_processes(size, run, meanwhile);
+}
+
+void limit_subgroups(const ProcessGroup& group, std::chrono::milliseconds timeout) {
+  const auto gloo =
+      c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupGloo>(group->getBackend(at::kCPU));
+  gloo->getOptions()->timeout = timeout;
+  group->getStore()->setTimeout(timeout);
+}
+
+Event::Event() { EXPECT_EQ(::pipe(pipe_.data()), 0); }
+
+Event::~Event() {
+  for (const int end : pipe_) ::close(end);
+}
+
+void Event::tell() const { EXPECT_EQ(::write(pipe_[1], "", 1), 1); }
+
+void Event::await() const {
+  constexpr int kMilliseconds = std::chrono::milliseconds(kPatient).count();
+  // The byte that was written stays there for others.
+  pollfd told{pipe_[0], POLLIN, 0};
+  EXPECT_EQ(::poll(&told, 1, kMilliseconds), 1);
 }
 
 at::Tensor sum_over_processes(const at::Tensor& tensor, const ProcessGroup& group) {
@@ -107,18 +152,22 @@ at::Tensor sum_over_processes(const at::Tensor& tensor, const ProcessGroup& grou
   return tensors[0];
 }
 
-uint16_t free_port() {
-  const auto descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
+Port::Port() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  // A socket that is bound, but does not listen, keeps the port from all who do not name it, and
+  // with this option from nobody who does.
+  const int yes = 1;
+  EXPECT_EQ(::setsockopt(socket_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes), 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(::bind(descriptor, generic, size), 0);
-  EXPECT_EQ(::getsockname(descriptor, generic, &size), 0);
-  ::close(descriptor);
-  return ntohs(address.sin_port);
+  EXPECT_EQ(::bind(socket_, generic, size), 0);
+  EXPECT_EQ(::getsockname(socket_, generic, &size), 0);
+  number_ = ntohs(address.sin_port);
 }
+
+Port::~Port() { ::close(socket_); }
 
 void set_launch_environment(int64_t rank, int64_t size, uint16_t port) {
   const auto set = [](const char* name, const std::string& value) {

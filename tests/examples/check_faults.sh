@@ -63,13 +63,18 @@ finish "$folder/killed"
 echo "killed $killed times, $writing of them while a checkpoint was written; $((ended + 1)) runs" \
   "ended as the unbroken one"
 
+# On a busy machine, a run may end before the signal is sent: then another begins.
 for signal in INT TERM; do
-  train "$folder/$signal" &
-  process=$!
-  until [ -e "$folder/$signal/checkpoint.safetensors" ]; do sleep 0.02; done
-  kill -s "$signal" "$process"
-  status=0
-  wait "$process" || status=$?
+  for _ in 1 2 3; do
+    rm -rf "${folder:?}/$signal"
+    train "$folder/$signal" &
+    process=$!
+    until [ -e "$folder/$signal/checkpoint.safetensors" ]; do sleep 0.02; done
+    kill -s "$signal" "$process" 2>/dev/null || true
+    status=0
+    wait "$process" || status=$?
+    if [ "$status" -ne 0 ]; then break; fi
+  done
   [ "$status" -eq $((128 + $(kill -l "$signal"))) ] || fail "SIG$signal made it end with $status"
   stopped=$(grep --only-matching "^stopped after step [0-9]*" "$folder/log") ||
     fail "SIG$signal did not stop it"
@@ -77,10 +82,13 @@ for signal in INT TERM; do
   echo "SIG$signal: $stopped, went on"
 done
 
-train "$folder/shared" &
-process=$!
-until [ -e "$folder/shared/checkpoint.safetensors" ]; do sleep 0.02; done
-kill -s STOP "$process"
+for _ in 1 2 3; do
+  rm -rf "${folder:?}/shared"
+  train "$folder/shared" &
+  process=$!
+  until [ -e "$folder/shared/checkpoint.safetensors" ]; do sleep 0.02; done
+  if stop "$process"; then break; fi
+done
 must_fail 1 "$folder/shared is in use by another train_gpt: wait for it, or take another --out" \
   train "$folder/shared"
 kill -s KILL "$process"

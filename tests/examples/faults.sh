@@ -38,6 +38,15 @@ compare() {
   done
 }
 
+# stop PROCESS: returns when it stands still. Its status is 1 if the process has ended before.
+stop() {
+  kill -s STOP "$1" 2>/dev/null || return 1
+  until [[ "$(cat "/proc/$1/stat" 2>/dev/null)" == *") T "* ]]; do
+    kill -0 "$1" 2>/dev/null || return 1
+    sleep 0.02
+  done
+}
+
 # sleep_randomly MILLISECONDS: for a part of that time.
 sleep_randomly() {
   local moment=$((RANDOM * $1 / 32768))

@@ -192,7 +192,7 @@ if command -v script >/dev/null; then
   on_terminal() {  # SHELL, because dash drops exported functions
     SHELL=$BASH TERM=xterm script --quiet --return --command "bash -c \"within '$1'\"" /dev/null
   }
-  must_say 0 $'\r\e[KSleeping (0:00)\r\e[K' on_terminal "quietly Sleeping log sleep 2"
+  must_say 0 $'\r\e[KSleeping (time)\r\e[K' on_terminal "$timeless; quietly Sleeping log sleep 2"
 fi
 
 # A build's time left, from which objects are missing, or by count where existing ones are built again.
