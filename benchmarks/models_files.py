@@ -3,8 +3,8 @@
 
     models_files.py ENGINE FOLDER FORMAT
 
-FOLDER is such as build/bench/models/135M-bfloat16, whose files have that dtype. What is there already stays.
-Prints the path of what ENGINE reads: FOLDER itself, or a sibling.
+FOLDER is such as build/bench/models/135M-bfloat16, whose files have that dtype. ENGINE reads it, or a sibling
+that `path_of` names. What is there already stays.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ ENGINES = {  # and the formats that each is measured with
     "OpenVINO GenAI": ("float32", "bfloat16", "int8", "int4"),
     "llama.cpp": ("float32", "bfloat16", "int8", "int4"),
     "ONNX Runtime GenAI": ("float32", "int8", "int4"),
-    "CTranslate2": ("float32", "bfloat16", "int8"),
+    "CTranslate2": ("float32", "int8"),
     "vLLM": ("float32", "bfloat16"),
     "transformers": ("float32", "bfloat16"),
 }
@@ -38,14 +38,15 @@ def word(token: int) -> str:
     return f"t{token}"
 
 
-def complete(path: Path, make: Callable[[Path], None]) -> Path:
-    """Lets `make` write the file or folder, unless it is there; it is there completely or not at all."""
+def complete(path: Path, make: Callable[[Path], None]) -> None:
+    """Lets `make` write the file or folder, unless it is there: completely or not at all."""
     if not path.exists():
         unfinished = path.with_name(f"unfinished-{path.name}")
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        unfinished.unlink(missing_ok=True)
         make(unfinished)
         unfinished.rename(path)
-    return path
 
 
 def make_model(folder: Path) -> None:
@@ -67,18 +68,9 @@ def make_model(folder: Path) -> None:
 
 
 def openvino(folder: Path, kind: str, output: Path) -> None:
-    """int8 has a scale for each row; int4 one for each group, and int8 for the embedding and the head."""
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig, OVWeightQuantizationConfig
+    from models_openvino import write
 
-    config = {
-        "float32": lambda: OVConfig(dtype="fp32"),
-        "bfloat16": lambda: OVConfig(dtype="fp16"),  # computed in bfloat16
-        "int8": lambda: OVConfig(quantization_config=OVWeightQuantizationConfig(bits=8)),
-        "int4": lambda: OVConfig(quantization_config=OVWeightQuantizationConfig(bits=4, sym=True, group_size=32)),
-    }[kind]()
-    main_export(str(folder), output, task="text-generation-with-past", ov_config=config, convert_tokenizer=True,
-                library_name="transformers", local_files_only=True)
+    write(folder, kind, output)
 
 
 def write_gguf(folder: Path, output: Path) -> None:
@@ -107,7 +99,7 @@ def write_gguf(folder: Path, output: Path) -> None:
                 tensor = tensors.get_tensor(name).float()
                 if name.endswith(("q_proj.weight", "k_proj.weight")):
                     tensor = tensor.unflatten(0, (-1, 2, config.head_dim // 2)).transpose(1, 2).flatten(0, 2)
-                writer.add_tensor(names.get_name(name, (".weight",)) + ".weight", tensor.numpy())
+                writer.add_tensor(names.get_name(name, (".weight",)), tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -115,15 +107,21 @@ def write_gguf(folder: Path, output: Path) -> None:
 
 
 def llama_cpp(folder: Path, kind: str, output: Path) -> None:
-    """By llama.cpp's own quantizer: Q8_0 and Q4_0."""
+    """Other formats than float32 by llama.cpp's own quantizer: Q8_0 and Q4_0."""
     import llama_cpp as library
 
-    source = complete(folder.with_name(f"{folder.name}.gguf"), lambda path: write_gguf(folder, path))
+    if kind == "float32":
+        write_gguf(folder, output)
+        return
+    source = output.with_name(f"{output.name}-source")
+    write_gguf(folder, source)
     params = library.llama_model_quantize_default_params()
-    params.ftype = {"float32": library.LLAMA_FTYPE_ALL_F32, "bfloat16": library.LLAMA_FTYPE_MOSTLY_BF16,
-                    "int8": library.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": library.LLAMA_FTYPE_MOSTLY_Q4_0}[kind]
-    if library.llama_model_quantize(str(source).encode(), str(output).encode(), ctypes.byref(params)) != 0:
-        sys.exit(f"llama.cpp could not quantize {source} to {kind}")
+    params.ftype = {"bfloat16": library.LLAMA_FTYPE_MOSTLY_BF16, "int8": library.LLAMA_FTYPE_MOSTLY_Q8_0,
+                    "int4": library.LLAMA_FTYPE_MOSTLY_Q4_0}[kind]
+    failed = library.llama_model_quantize(str(source).encode(), str(output).encode(), ctypes.byref(params))
+    source.unlink()
+    if failed:
+        sys.exit(f"llama.cpp could not quantize {source.name} to {kind}")
 
 
 def onnxruntime(folder: Path, kind: str, output: Path) -> None:
@@ -142,13 +140,17 @@ CONVERTERS = {"OpenVINO GenAI": openvino, "llama.cpp": llama_cpp, "ONNX Runtime 
               "CTranslate2": ctranslate2}
 
 
+def path_of(engine: str, folder: Path, kind: str) -> Path:
+    if engine not in CONVERTERS:
+        return folder
+    return folder.with_name(f"{folder.name}.{CONVERTERS[engine].__name__}-{kind}")
+
+
 def main() -> None:
-    engine, folder, kind = sys.argv[1:]
-    path = complete(Path(folder), make_model)
-    if engine in CONVERTERS:
-        path = complete(path.with_name(f"{path.name}.{CONVERTERS[engine].__name__}-{kind}"),
-                        lambda output: CONVERTERS[engine](Path(folder), kind, output))
-    print(path)
+    engine, folder, kind = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    complete(folder, make_model)
+    complete(path_of(engine, folder, kind), lambda output: CONVERTERS[engine](folder, kind, output))
 
 
 if __name__ == "__main__":

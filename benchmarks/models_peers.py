@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A peer of models.py: runs what heed_models runs, by another engine.
 
-    models_peers.py ENGINE PATH THREADS FORMAT      PATH: what models_files.py printed
+    models_peers.py ENGINE PATH THREADS FORMAT      PATH: what models_files.py wrote
 
 Answers the same lines as heed_models with the same numbers; see models.cpp.
 """
@@ -86,19 +86,19 @@ class OpenVINO(Engine):
     def begin(self, prompts: Prompts, room: int = 1) -> list[int]:
         config = self.config()
         config.max_new_tokens, config.ignore_eos = room, True
-        handles = []
+        self.handles = []  # without which requests are dropped
         for prompt in prompts:
-            handles.append(self.pipeline.add_request(self.requests, self.tensor(prompt), config))
+            self.handles.append(self.pipeline.add_request(self.requests, self.tensor(prompt), config))
             self.requests += 1
         self.pipeline.step()
-        return [next(iter(handle.read().values())).generated_ids[-1] for handle in handles]
+        return [next(iter(handle.read().values())).generated_ids[-1] for handle in self.handles]
 
     def decode(self) -> None:
         self.pipeline.step()
 
     def decode_seconds(self, prompts: Prompts) -> float:
         seconds = super().decode_seconds(prompts)
-        assert not self.pipeline.has_non_finished_requests()
+        assert all(len(handle.read_all()[0].generated_ids) == DECODED for handle in self.handles)
         return seconds
 
 
@@ -246,7 +246,7 @@ class VLLM(Engine):
 class Transformers(Engine):
     """LlamaForCausalLM with SDPA, eager."""
 
-    module = "transformers"
+    module = "transformers.models.llama.modeling_llama"
 
     def __init__(self, path: str, threads: int, kind: str) -> None:
         import torch
