@@ -17,30 +17,18 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <string>
 
 #include "support/language_model.h"
 #include "support/limits.h"
+#include "support/throughput.h"
 
 namespace {
 
-constexpr int64_t kPrompt = 16;
+using heed::bench::throughput;
 
-/// Returns the work a second of `step`, which returns how much it did, over about half a second.
-template <typename Step>
-double throughput(const Step& step) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  double work = 0.0;
-  std::chrono::duration<double> seconds{0};
-  while (seconds.count() < 0.5) {
-    work += static_cast<double>(step());
-    seconds = Clock::now() - start;
-  }
-  return work / seconds.count();
-}
+constexpr int64_t kPrompt = 16;
 
 /// Returns the FLOP a second of a product that is large enough for the processor's best: that of
 /// at::mm or of oneDNN, whichever is faster.

@@ -1,7 +1,8 @@
 """Programs that train or run a language model of the same sizes, timed in turns.
 
-Each is a process of its own: PROGRAM THREADS DTYPE VOCABULARY LAYERS WIDTH HEADS GROUPS HIDDEN CONTEXT BATCH.
-It answers each line of its standard input with a number, such as "train" with tokens a second.
+Each is a process of its own: PROGRAM THREADS DTYPE VOCABULARY LAYERS WIDTH HEADS GROUPS HIDDEN CONTEXT BATCH,
+or without the sizes where files have them. It answers each line of its standard input with a number, such as
+"train" with tokens a second.
 """
 
 import statistics
@@ -45,9 +46,10 @@ class Failed(Exception):
 
 
 class Program:
-    def __init__(self, command: list[str], threads: int, dtype: str, sizes: Sizes) -> None:
+    def __init__(self, command: list[str], threads: int, dtype: str, sizes: Sizes | None = None) -> None:
         self.errors = tempfile.TemporaryFile()
-        self.process = subprocess.Popen([*command, str(threads), dtype, *map(str, astuple(sizes))],
+        numbers = map(str, astuple(sizes)) if sizes else ()
+        self.process = subprocess.Popen([*command, str(threads), dtype, *numbers],
                                         text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors)
 

@@ -1,0 +1,156 @@
+// Runs one language model for models.py, which times other engines in turns with it:
+//
+//     heed_models FOLDER THREADS FORMAT
+//
+// FOLDER has the model in Hugging Face's format. FORMAT is that of the packed weights: as_is,
+// float32, bfloat16, int8 or int4; "unpacked" leaves the weights as they are. Each line on standard
+// input is answered with a number, and with one token chosen by argmax after each forward pass:
+//
+//     prompt 1024   tokens a second of a prompt of 1024
+//     decode 1024   tokens a second of one sequence, one at a time behind a prompt of 1024
+//     batch 16      tokens a second of 16 sequences that are decoded at once
+//     token 128     the token that follows a prompt of 128
+//     start         seconds from the files to the first token
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <c10/core/InferenceMode.h>
+#include <heed/memory.h>
+#include <heed/pack_weights.h>
+#include <heed/pretrained.h>
+
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/throughput.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Those of models_peers.py, too.
+constexpr int64_t kDecoded = 64, kPromptInBatch = 64;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+heed::Decoder load(const std::string& folder, const std::string& format) {
+  static const std::map<std::string, heed::PackFormat> formats = {
+      {"as_is", heed::PackFormat::as_is},       {"float32", heed::PackFormat::float32},
+      {"bfloat16", heed::PackFormat::bfloat16}, {"int8", heed::PackFormat::int8},
+      {"int4", heed::PackFormat::int4},
+  };
+  auto model = heed::load_pretrained(folder);
+  if (format != "unpacked") {
+    heed::pack_weights(*model, heed::PackOptions().format(formats.at(format)).group_size(32));
+  }
+  return model;
+}
+
+/// The tokens that follow: of scores [1, N, V], int64 [1, N].
+at::Tensor next_tokens(const at::Tensor& scores) { return scores.argmax(-1); }
+
+class Work {
+ public:
+  Work(const std::string& folder, const std::string& format)
+      : start_(Clock::now()), model_(load(folder, format)) {
+    auto caches = model_->make_caches(1, 1);
+    read(prompt(1), caches);
+    start_seconds_ = seconds_since(start_);
+  }
+
+  double answer(const std::string& work) {
+    if (work == "start") return start_seconds_;
+    int64_t count = 0;
+    std::cin >> count;
+    if (work == "prompt") return prompt_rate(count);
+    if (work == "decode") return decode_rate(count);
+    if (work == "batch") return batch_rate(count);
+    return static_cast<double>(token_after(count));
+  }
+
+ private:
+  /// The same tokens as models_peers.py's, [1, length].
+  at::Tensor prompt(int64_t length, int64_t sequence = 0) const {
+    const auto vocabulary = model_->options.vocab_size();
+    return at::arange(length)
+        .mul(7919)
+        .add(13 + 104729 * sequence)
+        .remainder(vocabulary)
+        .unsqueeze(0);
+  }
+
+  at::Tensor read(const at::Tensor& tokens, std::vector<heed::KVCache>& caches) const {
+    const c10::InferenceMode inference;
+    return next_tokens(model_->forward_cached(tokens, caches, {}, /*last_only=*/true));
+  }
+
+  at::Tensor read(const at::Tensor& tokens, heed::PagedKVCache& cache, at::IntArrayRef sequences,
+                  at::IntArrayRef counts) const {
+    const c10::InferenceMode inference;
+    auto step = cache.append(sequences, counts);
+    return next_tokens(model_->forward_cached(tokens, step, /*last_only=*/true));
+  }
+
+  double prompt_rate(int64_t length) const {
+    auto caches = model_->make_caches(1, length);
+    const auto tokens = prompt(length);
+    return heed::bench::throughput([&] {
+      for (auto& cache : caches) cache.reset();
+      read(tokens, caches);
+      return length;
+    });
+  }
+
+  double decode_rate(int64_t context) const {
+    auto caches = model_->make_caches(1, context + kDecoded);
+    auto token = read(prompt(context), caches);
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < kDecoded; ++i) token = read(token, caches);
+    return static_cast<double>(kDecoded) / seconds_since(start);
+  }
+
+  double batch_rate(int64_t count) const {
+    const heed::PagedCacheOptions options;
+    const auto longest = kPromptInBatch + kDecoded, size = options.page_size();
+    auto cache = model_->make_paged_cache(count * ((longest + size - 1) / size), options);
+    std::vector<int64_t> sequences;
+    std::vector<at::Tensor> prompts;
+    for (int64_t n = 0; n < count; ++n) {
+      sequences.push_back(cache.add());
+      prompts.push_back(prompt(kPromptInBatch, n));
+    }
+    const std::vector<int64_t> lengths(count, kPromptInBatch), ones(count, 1);
+    auto tokens = read(at::cat(prompts, 1), cache, sequences, lengths);
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < kDecoded; ++i) tokens = read(tokens, cache, sequences, ones);
+    return static_cast<double>(count * kDecoded) / seconds_since(start);
+  }
+
+  int64_t token_after(int64_t length) const {
+    auto caches = model_->make_caches(1, length);
+    return read(prompt(length), caches).item<int64_t>();
+  }
+
+  Clock::time_point start_;
+  heed::Decoder model_;
+  double start_seconds_ = 0.0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  constexpr int kArguments = 4;
+  if (argc != kArguments) {
+    std::cerr << "heed_models needs FOLDER THREADS FORMAT\n";
+    return 2;
+  }
+  heed::reuse_memory();
+  at::set_num_threads(std::stoi(argv[2]));
+  Work model(argv[1], argv[3]);
+  for (std::string work; std::cin >> work;) std::cout << model.answer(work) << std::endl;
+}
