@@ -144,31 +144,30 @@ void int8_to_pairs(const PackedRows& from, BFloat16Pair* to) {
   }
 }
 
-// How add_few loads vectors of kStep neighboring numbers of the depth. Row `row` holds the first.
+// How add_few loads vectors of kStep neighboring numbers of the depth, from `values` on, which take
+// kBytes for the outputs of a panel.
 
 template <typename Element>
 struct RowsOf {
-  static constexpr int64_t kStep = 1;
-  static void load_step(const void* values, int64_t row, int64_t column, Vec<float> (&to)[1]) {
-    to[0] = load(static_cast<const Element*>(values) + row * kPackedPanel + column);
+  static constexpr int64_t kStep = 1, kBytes = kPackedPanel * sizeof(Element);
+  static void load_step(const char* values, int64_t column, Vec<float> (&to)[1]) {
+    to[0] = load(reinterpret_cast<const Element*>(values) + column);
   }
 };
 
 struct RowsOfPairs {
-  static constexpr int64_t kStep = 2;
-  static void load_step(const void* values, int64_t row, int64_t column, Vec<float> (&to)[2]) {
-    const auto* from = static_cast<const BFloat16Pair*>(values);
-    const auto pairs = load(from + row / 2 * kPackedPanel + column);
+  static constexpr int64_t kStep = 2, kBytes = kPackedPanel * sizeof(BFloat16Pair);
+  static void load_step(const char* values, int64_t column, Vec<float> (&to)[2]) {
+    const auto pairs = load(reinterpret_cast<const BFloat16Pair*>(values) + column);
     to[0] = bit_cast<Vec<float>>(pairs << 16);
     to[1] = bit_cast<Vec<float>>(pairs & 0xffff0000U);
   }
 };
 
 struct RowsOfInt4 {
-  static constexpr int64_t kStep = 2;
-  static void load_step(const void* values, int64_t row, int64_t column, Vec<float> (&to)[2]) {
-    const auto* from = static_cast<const uint8_t*>(values);
-    const auto bytes = load_bytes(from + row / 2 * kPackedPanel + column);
+  static constexpr int64_t kStep = 2, kBytes = kPackedPanel;
+  static void load_step(const char* values, int64_t column, Vec<float> (&to)[2]) {
+    const auto bytes = load_bytes(reinterpret_cast<const uint8_t*>(values) + column);
 #ifdef __AVX512F__
     // A permutation reads the low 4 bits of a lane alone, which takes the place of two
     // instructions.
@@ -192,17 +191,20 @@ static_assert(kPackedPanel % (kFewVectors * kWidth) == 0);
 template <typename Loader, int64_t R, int64_t V>
 inline void multiply_few(const PackedFew& few, int64_t first, int64_t last, int64_t column,
                          Vec<float> (&sums)[R][V]) {
-  constexpr int64_t kStep = Loader::kStep;
+  constexpr int64_t kStep = Loader::kStep, kBytes = Loader::kBytes;
+  constexpr int64_t kAhead = 8192;  // two pages: the hardware prefetches none beyond a page's end
+  const auto* values = static_cast<const char*>(few.weight.values) + first / kStep * kBytes;
 #pragma GCC unroll 4
   for (int64_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int64_t v = 0; v < V; ++v) sums[r][v] = Vec<float>{};
   }
-  for (int64_t k = first; k < last; k += kStep) {
+  for (int64_t k = first; k < last; k += kStep, values += kBytes) {
+    if (column == 0) prefetch<kBytes, 3>(values + kAhead);
 #pragma GCC unroll 4
     for (int64_t v = 0; v < V; ++v) {
       Vec<float> weights[kStep];
-      Loader::load_step(few.weight.values, k, column + v * kWidth, weights);
+      Loader::load_step(values, column + v * kWidth, weights);
 #pragma GCC unroll 4
       for (int64_t r = 0; r < R; ++r) {
         const float* x = few.input + r * few.input_row + k;

@@ -117,11 +117,11 @@ TEST(LinearPacked, IsRightInEveryInstructionSet) {
     const detail::ScopedInstructionSet in_force(*set);
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       for (const auto format : kFormats) {
-        for (const int64_t rows : {1, 2, 7, 16, 33, 100}) {
-          for (const int64_t outputs : {1, 16, 65, 200}) {
+        for (const int64_t rows : {1, 3, 6, 16, 33}) {
+          for (const int64_t outputs : {1, 65, 200}) {
             const bool has_groups = format == PackedFormat::int4;
-            const auto depths = has_groups ? std::vector<int64_t>{32, 96, 576}
-                                           : std::vector<int64_t>{1, 31, 96, 545};
+            const auto depths = has_groups ? std::vector<int64_t>{32, 576}
+                                           : std::vector<int64_t>{1, 96, 545};
             for (const auto depth : depths) {
               SCOPED_TRACE(c10::str(set->name, " ", dtype, " format ", static_cast<int>(format),
                                     " ", rows, " x ", depth, " to ", outputs));
