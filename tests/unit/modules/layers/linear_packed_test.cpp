@@ -120,8 +120,8 @@ TEST(LinearPacked, IsRightInEveryInstructionSet) {
         for (const int64_t rows : {1, 3, 6, 16, 33}) {
           for (const int64_t outputs : {1, 65, 200}) {
             const bool has_groups = format == PackedFormat::int4;
-            const auto depths = has_groups ? std::vector<int64_t>{32, 576}
-                                           : std::vector<int64_t>{1, 96, 545};
+            const auto depths =
+                has_groups ? std::vector<int64_t>{32, 576} : std::vector<int64_t>{1, 96, 545};
             for (const auto depth : depths) {
               SCOPED_TRACE(c10::str(set->name, " ", dtype, " format ", static_cast<int>(format),
                                     " ", rows, " x ", depth, " to ", outputs));

@@ -1,0 +1,92 @@
+"""The table of benchmarks/models.py, of programs that answer at once."""
+
+import contextlib
+import io
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import models  # noqa: E402
+
+HEED = """
+import sys
+for line in sys.stdin:
+    print({"start": 2.0, "token": 7}.get(line.split()[0], 150.0 if sys.argv[3] == "unpacked" else 300.0), flush=True)
+"""
+PEER = """
+import sys
+engine = sys.argv[1]
+if engine == "vLLM":
+    import nothing_of_this_name
+for line in sys.stdin:
+    if engine == "CTranslate2" and line.startswith("batch"):
+        sys.exit("no batches")
+    speed = 100.0 if engine == "llama.cpp" else 50.0
+    print({"start": 1.0, "token": 7}.get(line.split()[0], speed), flush=True)
+"""
+ENGINES = ["llama.cpp", "CTranslate2", "vLLM"]
+
+
+class Table(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.heed = self.folder / "heed"
+        self.heed.write_text(f"#!{sys.executable}\n{HEED}")
+        self.heed.chmod(0o755)
+        files, peers = self.folder / "files.py", self.folder / "peers.py"
+        files.write_text("")
+        peers.write_text(PEER)
+        for name, path in (("FILES", files), ("PEERS", peers), ("PYTHONS", {})):
+            self.addCleanup(setattr, models, name, getattr(models, name))
+            setattr(models, name, path)
+
+    def lines(self, kind: str) -> list[str]:
+        table = models.Table(str(self.heed), self.folder, ENGINES, threads=1, turns=2)
+        rows = [("135M", kind, work) for work in ("start", "prompt/128", "batch/16")]
+        with contextlib.redirect_stdout(io.StringIO()):
+            table.add_rows("135M", kind, rows)
+            table.add_left_out()
+        return table.lines
+
+    def test_rows_name_the_best_of_the_others(self) -> None:
+        start, prompt, batch, *rest = self.lines("float32")
+        self.assertEqual("| 135M | float32 | start | 2.00 s | 2.00 s | 1.00 s | 1.00 s |  | llama.cpp | 0.50 |", start)
+        self.assertEqual("| 135M | float32 | prompt/128 | 150 | 300 | 100 | 50.0 |  | llama.cpp | 3.00 |", prompt)
+        self.assertEqual("| 135M | float32 | batch/16 | 150 | 300 | 100 |  |  | llama.cpp | 3.00 |", batch)
+        self.assertEqual(
+            ["", "Without vLLM in all rows: `ModuleNotFoundError: No module named 'nothing_of_this_name'`",
+             "", "Without CTranslate2 in `models/135M/float32/batch/16`: `no batches`"], rest)
+
+    def test_formats_that_an_engine_lacks_are_not_asked_for(self) -> None:
+        _, prompt, _ = self.lines("int4")
+        self.assertEqual("| 135M | int4 | prompt/128 |  | 300 | 100 |  |  | llama.cpp | 3.00 |", prompt)
+
+    def test_engines_that_disagree_are_told(self) -> None:
+        models.PEERS.write_text(PEER.replace('"token": 7', '"token": 8'))
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            self.lines("float32")
+        self.assertEqual("The engines do not agree on the token that follows: {'heed': 7, 'heed, packed': 7, "
+                         "'llama.cpp': 8, 'CTranslate2': 8}\n", errors.getvalue())
+
+    def test_files_that_cannot_be_made_leave_the_engine_out(self) -> None:
+        models.FILES.write_text("import sys\nif sys.argv[1] == 'llama.cpp': sys.exit('no files')")
+        _, prompt, _, _, reason = self.lines("int4")
+        self.assertEqual("| 135M | int4 | prompt/128 |  | 300 |  |  |  |  |  |", prompt)
+        self.assertEqual("Without llama.cpp in all rows: `no files`", reason)
+
+
+class Rows(unittest.TestCase):
+    def test_some_are_measured_only_if_the_filter_names_them(self) -> None:
+        self.assertEqual({"135M"}, {row[0] for row in models.chosen(".")})
+        self.assertEqual({"1100M"}, {row[0] for row in models.chosen("/1100M/")})
+        self.assertEqual([("135M", "int4", "decode/64")], models.chosen("int4/decode/64$"))
+
+
+if __name__ == "__main__":
+    unittest.main()
