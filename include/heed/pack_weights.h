@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/arg.h>
 #include <heed/export.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
@@ -30,7 +31,7 @@ struct HEED_API PackOptions {
   /// in `format`.
   TORCH_ARG(std::optional<PackFormat>, embedding_format) = std::nullopt;
   /// int4: the inputs that share a scale: 32, 64 or 128. It divides the inputs of each layer.
-  TORCH_ARG(int64_t, group_size) = 32;
+  HEED_NUMBER_ARG(int64_t, group_size) = 32;
   /// int4: whether a group's numbers reach from its least weight to its greatest. Otherwise they
   /// reach from -8 to 7 times its scale.
   TORCH_ARG(bool, zero_point) = false;

@@ -31,7 +31,7 @@ BANNED = [
 def pattern(word):
     first, rest = word[0], word[1:].replace(" ", r"[\s/]+")
     return re.compile(rf"(?:(?<![A-Za-z])[{first}{first.upper()}]|(?<=[a-z]){first.upper()}){rest}"
-                      r"(?:e?s)?(?![a-z])")
+                      r"(?:e?s)?(?![a-z]|_registers)")  # has_tile_registers is a processor's
 
 
 def sources(root, names="."):

@@ -11,7 +11,7 @@
 //       load the row's elements and convert them to float
 //       sums += input[r][k] * weight[k]
 //
-// With more, parts of it become operands of a matrix product, in the L1 or L2 cache:
+// With more, blocks of it become operands of a matrix product, in the L1 or L2 cache:
 //
 //   for each number or pair of numbers of the depth:            # a row of 64 outputs
 //     for each vector of outputs:

@@ -31,7 +31,7 @@ struct PackedRows {
 /// The largest number of input rows that PackedKernels::add_few takes.
 constexpr int64_t kPackedFew = 4;
 
-/// sums [rows, columns] += input weight^T, for a part of the depth. Rows of sums are kPackedPanel
+/// sums [rows, columns] += input weight^T, for a block of the depth. Rows of sums are kPackedPanel
 /// apart.
 struct PackedFew {
   PackedRows weight;

@@ -38,8 +38,8 @@ namespace {
 
 constexpr int64_t kOperandRun = 256;  // operands
 constexpr int64_t kRowsAtOnce = 480;
-constexpr int64_t kTileRows = 16;  // of AMX; a block of rows ends with whole tiles
-static_assert(kRowsAtOnce % kMicroRows == 0 && kRowsAtOnce % kTileRows == 0);
+constexpr int64_t kRegisterRows = 16;  // of AMX's; a block of rows ends with whole registers
+static_assert(kRowsAtOnce % kMicroRows == 0 && kRowsAtOnce % kRegisterRows == 0);
 
 /// Whether products of `format` with bfloat16 multiply pairs.
 bool has_pairs(PackedFormat format) {
@@ -52,7 +52,7 @@ template <typename Operand>
 struct InputRows {
   at::Tensor memory;
   const Operand* data = nullptr;
-  int64_t count = 0;  // a whole number of tiles, where products are computed in tiles
+  int64_t count = 0;  // a multiple of kRegisterRows if products need it
   int64_t depth = 0;  // in operands, and the distance of rows
 };
 
@@ -104,7 +104,7 @@ InputRows<float> as_floats(const at::Tensor& input, int64_t rows) {
 InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
   const auto depth = input.size(-1), pairs = ceil_div(depth, int64_t{2});
   const auto from = dense(input);
-  const auto padded = instruction_set().has_tile_registers ? round_up(rows, kTileRows) : rows;
+  const auto padded = instruction_set().has_tile_registers ? round_up(rows, kRegisterRows) : rows;
   if (depth % 2 == 0 && padded == rows) {
     return {from, static_cast<const BFloat16Pair*>(from.const_data_ptr()), rows, pairs};
   }
@@ -115,7 +115,7 @@ InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
   return {memory, to, padded, pairs};
 }
 
-/// The operands of a panel's weight along a part of the depth: in memory, or unpacked to `room`.
+/// The operands of a panel's weight in a block of the depth: in memory, or unpacked to `room`.
 inline const float* operands(const PackedRows& from, PackedFormat format, float* room) {
   if (format == PackedFormat::float32) return static_cast<const float*>(from.values);
   instruction_set().packed.to_floats[static_cast<int>(format)](from, room);
@@ -184,10 +184,11 @@ void compute_few(const FewInputRows& input, const PackedWeight& weight, const at
   const auto add = instruction_set().packed.add_few[static_cast<int>(weight.format)];
   std::array<float, kFewPackedRows * kPackedPanel> sums{};
   for (int64_t first = 0; first < weight.depth; first += kNumbers) {
-    const auto part = packed_rows(weight, columns, first, std::min(kNumbers, weight.depth - first));
+    const auto block =
+        packed_rows(weight, columns, first, std::min(kNumbers, weight.depth - first));
     const auto group = weight.group > 0 ? first / weight.group : 0;
     for (int64_t row = 0; row < input.count; row += kPackedFew) {
-      add({part, input.data + row * input.row + first, input.row,
+      add({block, input.data + row * input.row + first, input.row,
            std::min(kPackedFew, input.count - row), input.group_sums + row * input.groups + group,
            input.groups, sums.data() + row * kPackedPanel});
     }
