@@ -12,6 +12,9 @@ void header_example() {
   auto options = heed::PretrainedOptions().dtype(torch::kBFloat16);
   auto encoder = heed::load_pretrained<heed::TextEncoder>("all-MiniLM-L6-v2", options);
   auto vectors = encoder->forward(torch::tensor({{12, 7, 80}}));  // [B, L, E]
+
+  auto packed = heed::PretrainedOptions().weights(heed::PackFormat::int8);
+  auto small = heed::load_pretrained("Llama-3.2-1B", packed);
   std::cout << "scores " << scores.sizes() << ", vectors " << vectors.scalar_type() << '\n';
 }
 

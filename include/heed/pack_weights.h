@@ -38,9 +38,9 @@ struct HEED_API PackOptions {
 };
 
 /// Prepares a module for inference on the CPU: its Linears get weights in the layout, and in the
-/// format, in which products read them. Numbers of 8 or 4 bits are read in a half or a quarter of
-/// the time of bfloat16, which is the time of a token that one sequence gets from a large model;
-/// docs/serving.md has figures.
+/// format, in which products read them. With 8 or 4 bits a number, fewer bytes are read for each
+/// token, which takes most of the time that one sequence of a large model waits for it.
+/// docs/kernels.md has figures.
 ///
 /// @code
 /// heed::MultiHeadAttention attention(64, 4);

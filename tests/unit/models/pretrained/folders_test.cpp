@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "support/expect.h"
 #include "support/weight_files.h"
 #include "weights/formats/safetensors_writer.h"
 
@@ -99,6 +101,30 @@ TEST_F(PretrainedFolder, MayConsistOfLinks) {
     fs::create_symlink(fs::path("../blobs") / name, directory_ / "snapshot" / name);
   }
   EXPECT_TRUE(load_pretrained(folder_ + "/snapshot")->forward(tokens).equal(expected));
+}
+
+TEST_F(PretrainedFolder, IsPackedWhileItIsLoaded) {
+  const at::NoGradGuard no_grad;
+  const auto tokens = at::arange(5).unsqueeze(0);
+  const auto expected = load_pretrained(folder_)->forward(tokens);
+  const auto load = [&](const PackOptions& weights) {
+    return load_pretrained(folder_, PretrainedOptions().weights(weights));
+  };
+  const auto packed = load(PackFormat::as_is);
+  int64_t without_memory = 0;
+  for (const auto& parameter : packed->parameters()) {
+    without_memory += parameter.has_storage() ? 0 : 1;
+    EXPECT_FALSE(parameter.requires_grad());
+  }
+  EXPECT_GE(without_memory, 7);  // those of a block
+  EXPECT_TRUE(are_alike({packed->forward(tokens)}, {expected}, 1e-5));
+  EXPECT_TRUE(are_alike({load(PackFormat::int8)->forward(tokens)}, {expected}, 0.05));
+  EXPECT_EQ(value_error([&] {
+              load_pretrained(
+                  folder_,
+                  PretrainedOptions().device(at::Device(at::kMeta)).weights(PackFormat::int8));
+            }),
+            "load_pretrained: device (meta) must be the CPU for packed weights");
 }
 
 /// Older files have buffers of another dtype, which the model does not take.
