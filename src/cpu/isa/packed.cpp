@@ -265,8 +265,8 @@ void add_few(const PackedFew& few) {
       return add_few_rows<Loader, 2>(few);
     case 3:
       return add_few_rows<Loader, 3>(few);
-    case 4:
-      return add_few_rows<Loader, 4>(few);
+    default:
+      return add_few_rows<Loader, kPackedFew>(few);
   }
 }
 

@@ -196,7 +196,8 @@ class PanelReader {
       case PackedFormat::float16:
         return values<c10::Half>()[k * kPanel + n];
       case PackedFormat::int8:
-        return values<int8_t>()[k * kPanel + n] * read_panel<float>(weight_.scales, panel_)[n];
+        return static_cast<float>(values<int8_t>()[k * kPanel + n]) *
+               read_panel<float>(weight_.scales, panel_)[n];
       case PackedFormat::int4: {
         const auto byte = values<uint8_t>()[k / 2 * kPanel + n];
         const auto number = k % 2 == 0 ? byte & 15 : byte >> 4;
