@@ -88,7 +88,9 @@ void check_weight(const PackedPlace& place) {
              weight.size(1), group);
   const auto [least, most] = at::aminmax(weight.detach());
   const auto largest = std::max(std::abs(least.item<double>()), std::abs(most.item<double>()));
-  HEED_CHECK(largest <= largest_of(place.layout.format),  // false for NaN
+  // A zero point needs the range from the least to the greatest weight.
+  const auto limit = largest_of(place.layout.format) / (place.layout.zero_point ? 2 : 1);
+  HEED_CHECK(largest <= limit,  // false for NaN
              "{}: {} must be finite in its format; its largest magnitude is {}", kPackWeights, name,
              largest);
 }

@@ -245,6 +245,19 @@ TEST(PackWeightsErrors, NameOptionsAndWeights) {
          });
 }
 
+TEST(PackWeightsErrors, NameARangeThatIsTooLarge) {
+  MultiHeadAttention attention(E, H);
+  {
+    const at::NoGradGuard no_grad;
+    attention->fc_q->weight[2][3] = 0x1p127;
+  }
+  EXPECT_ERROR(
+      "pack_weights: fc_q.weight must be finite in its format; its largest magnitude is "
+      "1.7014118346046923e+38",
+      pack_weights(*attention, PackOptions(PackFormat::int4).zero_point(true)));
+  pack_weights(*attention, PackFormat::int4);
+}
+
 TEST(PackWeightsErrors, NameModules) {
   EXPECT_ERROR("pack_weights: module must have a Linear", pack_weights(*torch::nn::Tanh()));
   MultiHeadAttention attention(E, H);

@@ -110,7 +110,7 @@ TEST_F(PretrainedFolder, IsPackedWhileItIsLoaded) {
   const auto load = [&](const PackOptions& weights) {
     return load_pretrained(folder_, PretrainedOptions().weights(weights));
   };
-  const auto packed = load(PackFormat::as_is);
+  auto packed = load(PackFormat::as_is);
   int64_t without_memory = 0;
   for (const auto& parameter : packed->parameters()) {
     without_memory += parameter.has_storage() ? 0 : 1;
