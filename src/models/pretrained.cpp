@@ -209,8 +209,6 @@ std::string with_dtype(const std::string& config, at::ScalarType dtype) {
 /// written alone.
 void load_packed(torch::nn::Module& model, const detail::FileEntries& file,
                  const LoadOptions& options, const PackOptions& pack_options) {
-  HEED_CHECK(!options.device() || options.device()->is_cpu(),
-             "device ({}) must be the CPU for packed weights", options.device()->str());
   detail::WeightPacker packer(model, pack_options);
   detail::load_weights(model, file, options, [&](const auto& name) { packer.pack(name); });
   packer.finish();
@@ -227,6 +225,8 @@ void write(const std::string& path, std::string_view text) {
 template <typename Model>
 Model load_pretrained(const std::string& folder, const PretrainedOptions& options) {
   return detail::named("load_pretrained", [&] {
+    HEED_CHECK(!options.weights() || !options.device() || options.device()->is_cpu(),
+               "device ({}) must be the CPU for packed weights", options.device()->str());
     check_folder(folder);
     const auto config = folder + "/config.json";
     const auto blueprint = read_blueprint_of<Model>(config);
