@@ -44,11 +44,9 @@ heed::Decoder load(const std::string& folder, const std::string& format) {
       {"bfloat16", heed::PackFormat::bfloat16}, {"int8", heed::PackFormat::int8},
       {"int4", heed::PackFormat::int4},
   };
-  auto model = heed::load_pretrained(folder);
-  if (format != "unpacked") {
-    heed::pack_weights(*model, heed::PackOptions().format(formats.at(format)).group_size(32));
-  }
-  return model;
+  heed::PretrainedOptions options;
+  if (format != "unpacked") options.weights(formats.at(format));
+  return heed::load_pretrained(folder, options);
 }
 
 /// Returns the tokens [1, N] that follow by scores [1, N, V].

@@ -70,7 +70,7 @@ void check_options(const PackOptions& options) {
 
 void check_weight(const PackedPlace& place) {
   const auto& weight = *place.weight;
-  const auto name = place.name + ".weight";
+  const auto& name = place.name;
   detail::check_defined(kPackWeights, name.c_str(), weight);
   HEED_CHECK(detail::packed_weight_of(weight) == nullptr, "{}: {} must not be packed already",
              kPackWeights, name);
@@ -154,7 +154,7 @@ class Places {
       layout.group = options_.group_size();
       layout.zero_point = options_.zero_point();
     }
-    places_.push_back({named(name), &layer, &weight, layout});
+    places_.push_back({named(name) + ".weight", &layer, &weight, layout});
   }
 
   /// A name for errors; that of the module itself is empty.
@@ -186,7 +186,7 @@ detail::WeightPacker::WeightPacker(torch::nn::Module& module, const PackOptions&
 
 void detail::WeightPacker::pack(const std::string& name) {
   for (const auto& place : places_) {
-    if (name != place.name + ".weight") continue;
+    if (name != place.name) continue;
     check_weight(place);
     heed::pack(place);
   }

@@ -13,7 +13,7 @@ namespace heed::detail {
 
 /// A layer's weight, and how it is packed.
 struct PackedPlace {
-  std::string name;  ///< of the layer
+  std::string name;  ///< of the weight
   torch::nn::Module* layer;
   at::Tensor* weight;  ///< the layer's member
   PackedLayout layout;

@@ -63,89 +63,8 @@ inline Vec<uint32_t> pairs_of(Vec<float> first, Vec<float> second) {
   return (rounded_bits(first) >> 16) | (rounded_bits(second) & 0xffff0000U);
 }
 
-/// Two neighboring rows of the depth, a vector of outputs of each.
-struct TwoRows {
-  Vec<float> first, second;
-};
-
-/// Calls visit(row, column, two rows) for all vectors of the numbers, int4.
-template <typename Visit>
-inline void for_int4(const PackedRows& from, const Visit& visit) {
-  const auto* values = static_cast<const uint8_t*>(from.values);
-  const auto* scales = static_cast<const BFloat16*>(from.scales);
-  const auto* offsets = static_cast<const BFloat16*>(from.offsets);
-  for (int64_t first = 0; first < from.count; first += from.group) {
-    const int64_t last = first + from.group < from.count ? first + from.group : from.count;
-    for (int64_t column = 0; column < from.columns; column += kWidth) {
-      const auto scale = load(scales + column), offset = load(offsets + column);
-      for (int64_t row = first; row < last; row += 2) {
-        const auto bytes = load_bytes(values + row / 2 * kPackedPanel + column);
-        visit(
-            row, column,
-            TwoRows{to_float(bytes & 15) * scale + offset, to_float(bytes >> 4) * scale + offset});
-      }
-    }
-    scales += kPackedPanel;
-    offsets += kPackedPanel;
-  }
-}
-
-void int4_to_floats(const PackedRows& from, float* to) {
-  for_int4(from, [&](int64_t row, int64_t column, const TwoRows& rows) {
-    store(to + row * kPackedPanel + column, rows.first);
-    if (row + 1 < from.count) store(to + (row + 1) * kPackedPanel + column, rows.second);
-  });
-}
-
-void int4_to_pairs(const PackedRows& from, BFloat16Pair* to) {
-  for_int4(from, [&](int64_t row, int64_t column, const TwoRows& rows) {
-    // Beyond the depth the operand that is multiplied is 0, and these numbers are finite.
-    store(to + row / 2 * kPackedPanel + column, pairs_of(rows.first, rows.second));
-  });
-}
-
-template <typename Element>
-void to_floats(const PackedRows& from, float* to) {
-  const auto* values = static_cast<const Element*>(from.values);
-  for (int64_t row = 0; row < from.count; ++row) {
-    for (int64_t column = 0; column < from.columns; column += kWidth) {
-      const int64_t at = row * kPackedPanel + column;
-      store(to + at, load(values + at));
-    }
-  }
-}
-
-void bfloat16_to_floats(const PackedRows& from, float* to) {
-  const auto* values = static_cast<const BFloat16Pair*>(from.values);
-  for (int64_t row = 0; row < from.count; row += 2) {
-    for (int64_t column = 0; column < from.columns; column += kWidth) {
-      const auto pairs = load(values + row / 2 * kPackedPanel + column);
-      float* first = to + row * kPackedPanel + column;
-      store(first, bit_cast<Vec<float>>(pairs << 16));
-      if (row + 1 < from.count) {
-        store(first + kPackedPanel, bit_cast<Vec<float>>(pairs & 0xffff0000U));
-      }
-    }
-  }
-}
-
-void int8_to_pairs(const PackedRows& from, BFloat16Pair* to) {
-  const auto* values = static_cast<const Int8*>(from.values);
-  for (int64_t row = 0; row < from.count; row += 2) {
-    const bool has_second = row + 1 < from.count;
-    for (int64_t column = 0; column < from.columns; column += kWidth) {
-      const auto* first = values + row * kPackedPanel + column;
-      // bfloat16 holds integers up to 256 exactly.
-      const auto low = bit_cast<Vec<uint32_t>>(load(first)) >> 16;
-      const auto high =
-          has_second ? bit_cast<Vec<uint32_t>>(load(first + kPackedPanel)) : Vec<uint32_t>{};
-      store(to + row / 2 * kPackedPanel + column, low | high);
-    }
-  }
-}
-
-// How add_few loads vectors of kStep neighboring numbers of the depth, from `values` on, which take
-// kBytes for the outputs of a panel.
+// How a format loads vectors of kStep neighboring numbers of the depth, from `values` on, which
+// take kBytes for the outputs of a panel.
 
 template <typename Element>
 struct RowsOf {
@@ -183,6 +102,72 @@ struct RowsOfInt4 {
 #endif
   }
 };
+
+/// Calls visit(row, column, first, second) for all vectors of the weights of two neighboring rows,
+/// int4.
+template <typename Visit>
+inline void for_int4(const PackedRows& from, const Visit& visit) {
+  const auto* values = static_cast<const char*>(from.values);
+  const auto* scales = static_cast<const BFloat16*>(from.scales);
+  const auto* offsets = static_cast<const BFloat16*>(from.offsets);
+  for (int64_t first = 0; first < from.count; first += from.group) {
+    const int64_t last = first + from.group < from.count ? first + from.group : from.count;
+    for (int64_t column = 0; column < from.columns; column += kWidth) {
+      const auto scale = load(scales + column), offset = load(offsets + column);
+      for (int64_t row = first; row < last; row += 2) {
+        Vec<float> numbers[2];
+        RowsOfInt4::load_step(values + row / 2 * RowsOfInt4::kBytes, column, numbers);
+        visit(row, column, numbers[0] * scale + offset, numbers[1] * scale + offset);
+      }
+    }
+    scales += kPackedPanel;
+    offsets += kPackedPanel;
+  }
+}
+
+void int4_to_floats(const PackedRows& from, float* to) {
+  for_int4(from, [&](int64_t row, int64_t column, Vec<float> first, Vec<float> second) {
+    store(to + row * kPackedPanel + column, first);
+    if (row + 1 < from.count) store(to + (row + 1) * kPackedPanel + column, second);
+  });
+}
+
+void int4_to_pairs(const PackedRows& from, BFloat16Pair* to) {
+  for_int4(from, [&](int64_t row, int64_t column, Vec<float> first, Vec<float> second) {
+    // Beyond the depth the operand that is multiplied is 0, and these numbers are finite.
+    store(to + row / 2 * kPackedPanel + column, pairs_of(first, second));
+  });
+}
+
+template <typename Loader>
+void to_floats(const PackedRows& from, float* to) {
+  constexpr int64_t kStep = Loader::kStep;
+  const auto* values = static_cast<const char*>(from.values);
+  for (int64_t row = 0; row < from.count; row += kStep, values += Loader::kBytes) {
+    for (int64_t column = 0; column < from.columns; column += kWidth) {
+      Vec<float> numbers[kStep];
+      Loader::load_step(values, column, numbers);
+      for (int64_t i = 0; i < kStep && row + i < from.count; ++i) {
+        store(to + (row + i) * kPackedPanel + column, numbers[i]);
+      }
+    }
+  }
+}
+
+void int8_to_pairs(const PackedRows& from, BFloat16Pair* to) {
+  const auto* values = static_cast<const Int8*>(from.values);
+  for (int64_t row = 0; row < from.count; row += 2) {
+    const bool has_second = row + 1 < from.count;
+    for (int64_t column = 0; column < from.columns; column += kWidth) {
+      const auto* first = values + row * kPackedPanel + column;
+      // bfloat16 holds integers up to 256 exactly.
+      const auto low = bit_cast<Vec<uint32_t>>(load(first)) >> 16;
+      const auto high =
+          has_second ? bit_cast<Vec<uint32_t>>(load(first + kPackedPanel)) : Vec<uint32_t>{};
+      store(to + row / 2 * kPackedPanel + column, low | high);
+    }
+  }
+}
 
 constexpr int64_t kFewVectors = kRegisters == 32 ? 4 : 2;
 static_assert(kPackedPanel % (kFewVectors * kWidth) == 0);
@@ -311,7 +296,8 @@ void finish(const PackedOutputs& outputs) {
 }  // namespace
 
 const PackedKernels packed_kernels = {
-    {to_floats<float>, bfloat16_to_floats, to_floats<Half>, to_floats<Int8>, int4_to_floats},
+    {to_floats<RowsOf<float>>, to_floats<RowsOfPairs>, to_floats<RowsOf<Half>>,
+     to_floats<RowsOf<Int8>>, int4_to_floats},
     {nullptr, nullptr, nullptr, int8_to_pairs, int4_to_pairs},
     {add_few<RowsOf<float>>, add_few<RowsOfPairs>, add_few<RowsOf<Half>>, add_few<RowsOf<Int8>>,
      add_few<RowsOfInt4>},

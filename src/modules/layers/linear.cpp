@@ -145,11 +145,10 @@ bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
          (weight.is_contiguous() || (weight.t().is_contiguous() && input.is_contiguous()));
 }
 
-/// The input of a product with a packed weight, in the dtype in which it is computed. Throws
-/// c10::ValueError unless the product can be computed.
-at::Tensor input_of_packed(const at::Tensor& input, const at::Tensor& weight,
-                           const at::Tensor& bias) {
+/// Throws c10::ValueError unless a layer with a packed weight can be computed.
+void check_packed(const at::Tensor& input, const LinearParameters& layer) {
   constexpr auto kLinear = "linear";
+  const auto& [weight, bias] = layer;
   HEED_CHECK(!is_recorded(input, weight, bias),
              "{}: a packed weight is for inference: x must not require grad, or call it under "
              "torch::NoGradGuard",
@@ -160,23 +159,21 @@ at::Tensor input_of_packed(const at::Tensor& input, const at::Tensor& weight,
              kLinear);
   HEED_CHECK(input.dim() >= 1 && input.size(-1) == weight.size(1),
              "{}: x dim -1 must be in_features ({}); x {}", kLinear, weight.size(1), shape(input));
-  if (at::autocast::is_autocast_enabled(at::kCPU)) {
-    return input.to(at::autocast::get_autocast_dtype(at::kCPU));
-  }
+  if (at::autocast::is_autocast_enabled(at::kCPU)) return;
   check_same_dtype(kLinear, "x", input, "weight", weight);
-  return input;
 }
 
 std::vector<at::Tensor> multiply_packed(const at::Tensor& input,
                                         const std::vector<LinearParameters>& layers) {
-  at::Tensor computed;
-  for (const auto& [weight, bias] : layers) computed = input_of_packed(input, weight, bias);
-  return linear_packed(computed, c10::fmap(layers, [&](const auto& layer) {
-                         const auto& bias = layer.bias;
-                         return LinearParameters{
-                             layer.weight,
-                             bias.defined() ? bias.to(computed.scalar_type()).contiguous() : bias};
-                       }));
+  for (const auto& layer : layers) check_packed(input, layer);
+  const auto dtype = at::autocast::is_autocast_enabled(at::kCPU)
+                         ? at::autocast::get_autocast_dtype(at::kCPU)
+                         : input.scalar_type();
+  return linear_packed(
+      input.to(dtype), c10::fmap(layers, [&](const auto& layer) {
+        const auto& bias = layer.bias;
+        return LinearParameters{layer.weight, bias.defined() ? bias.to(dtype).contiguous() : bias};
+      }));
 }
 
 /// Whether LibTorch's product may read one element beyond each row of `input` [.., K]: with AMX, it

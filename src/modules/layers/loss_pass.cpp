@@ -170,7 +170,7 @@ class RowPass {
   }
 
   void compute_block(int64_t first, int64_t count) {
-    const auto x = block_of_x(first, count);
+    const auto x = zero_after_rows(block_of_x(first, count));
     const auto scores = linear_in_memory(memory_, x, call_.weight, call_.bias);
     const auto targets = rows_.targets.narrow(0, first, count);
     if (by_kernel_) {
@@ -187,12 +187,12 @@ class RowPass {
 
   at::Tensor block_of_x(int64_t first, int64_t count) const {
     if (rows_.places.defined()) {
-      return zero_after_rows(call_.x.index_select(0, rows_.places.narrow(0, first, count)));
+      return call_.x.index_select(0, rows_.places.narrow(0, first, count));
     }
-    const auto x = call_.x.narrow(0, first, count);
-    if (!rows_.ignored.defined()) return zero_after_rows(x);
+    auto x = call_.x.narrow(0, first, count);
+    if (!rows_.ignored.defined()) return x;
     // NaN of an ignored row stays out of the weight's gradient.
-    return zero_after_rows(x.masked_fill(rows_.ignored.narrow(0, first, count).unsqueeze(1), 0.0));
+    return x.masked_fill(rows_.ignored.narrow(0, first, count).unsqueeze(1), 0.0);
   }
 
   static at::Tensor block_of(const at::Tensor& numbers, int64_t first, int64_t count) {
