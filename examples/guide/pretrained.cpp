@@ -16,6 +16,12 @@ void header_example() {
   auto packed = heed::PretrainedOptions().weights(heed::PackFormat::int8);
   auto small = heed::load_pretrained("Llama-3.2-1B", packed);
   std::cout << "scores " << scores.sizes() << ", vectors " << vectors.scalar_type() << '\n';
+
+  heed::save_pretrained(small, "Llama-3.2-1B-int8", "Llama-3.2-1B");
+  auto again = heed::load_pretrained("Llama-3.2-1B-int8");
+  const torch::NoGradGuard no_grad;
+  auto tokens = torch::tensor({{12, 7, 80}});
+  std::cout << "packed, the same: " << again->forward(tokens).equal(small->forward(tokens)) << '\n';
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <heed/kv_cache.h>
 #include <heed/module.h>
 #include <heed/paged_kv_cache.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 
 #include <optional>
@@ -28,7 +27,7 @@ struct HEED_API AttentionOptions {
 
 /// The base of `Attention` and `AttentionV1`: everything except the projections.
 template <typename Derived>
-class HEED_API AttentionImplBase : public torch::nn::Cloneable<Derived> {
+class HEED_API AttentionImplBase : public Cloneable<Derived> {
  public:
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;

@@ -60,7 +60,7 @@ struct HEED_API DecoderOptions {
 ///
 /// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
 /// stack, an Encoder with causal attention; head, a Linear(E, V) without bias, unless it is tied.
-class HEED_API DecoderImpl : public torch::nn::Cloneable<DecoderImpl> {
+class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit DecoderImpl(const DecoderOptions& options);

@@ -8,7 +8,6 @@
 #include <heed/norm.h>
 #include <heed/paged_kv_cache.h>
 #include <heed/rotary_embedding.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -59,7 +58,7 @@ struct HEED_API DifferentialAttentionOptions {
 /// Parameters: fc_q, fc_k, fc_v and fc_out, each a Linear(E, E); lambda_q1, lambda_k1, lambda_q2
 /// and lambda_k2, each [D], initialized from a normal distribution with standard deviation 0.1;
 /// norm, an RMSNorm(2 D).
-class HEED_API DifferentialAttentionImpl : public torch::nn::Cloneable<DifferentialAttentionImpl> {
+class HEED_API DifferentialAttentionImpl : public Cloneable<DifferentialAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit DifferentialAttentionImpl(const DifferentialAttentionOptions& options);

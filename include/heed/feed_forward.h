@@ -3,8 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <heed/arg.h>
 #include <heed/export.h>
+#include <heed/module.h>
 #include <torch/arg.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -67,7 +67,7 @@ struct HEED_API FeedForwardOptions {
 /// std::shared_ptr<heed::FeedForwardImpl> mine = std::make_shared<Doubled>(/*emb_dim=*/64);
 /// block->feed_forward = block->replace_module("feed_forward", mine);
 /// @endcode
-class HEED_API FeedForwardImpl : public torch::nn::Cloneable<FeedForwardImpl> {
+class HEED_API FeedForwardImpl : public Cloneable<FeedForwardImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit FeedForwardImpl(const FeedForwardOptions& options);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/arg.h>
+#include <heed/module.h>
 #include <heed/transformer.h>
 #include <torch/nn/modules/conv.h>
 
@@ -40,7 +41,7 @@ struct HEED_API ImageEncoderOptions {
 ///
 /// Modules: patch_embedding, a Conv2d(C, E, P) with stride P; stack, an Encoder. Parameters:
 /// class_token [1, 1, E] and position_embedding [1, 1 + N, E].
-class HEED_API ImageEncoderImpl : public torch::nn::Cloneable<ImageEncoderImpl> {
+class HEED_API ImageEncoderImpl : public Cloneable<ImageEncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit ImageEncoderImpl(const ImageEncoderOptions& options);

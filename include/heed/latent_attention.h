@@ -8,7 +8,6 @@
 #include <heed/norm.h>
 #include <heed/paged_kv_cache.h>
 #include <heed/rotary_embedding.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -71,7 +70,7 @@ struct HEED_API LatentAttentionOptions {
 /// query_rank, fc_q_down, q_norm and fc_q_up; fc_kv_down, a Linear(E, R + rotary_head_dim);
 /// kv_norm, an RMSNorm(R); fc_kv_up, a Linear(R, H * (plain_head_dim + Dv)); fc_o, a
 /// Linear(H * Dv, E). None has a bias.
-class HEED_API LatentAttentionImpl : public torch::nn::Cloneable<LatentAttentionImpl> {
+class HEED_API LatentAttentionImpl : public Cloneable<LatentAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit LatentAttentionImpl(const LatentAttentionOptions& options);

@@ -20,11 +20,12 @@ namespace heed {
 struct HEED_API ModelCost {
   /// All modules of one kind.
   struct HEED_API Part {
-    std::string name;            ///< "attention"
-    int64_t count = 0;           ///< how many of them the model has
-    int64_t parameters = 0;      ///< elements of all their weights and biases
-    int64_t macs = 0;            ///< multiply-adds of all of them
-    int64_t kv_cache_bytes = 0;  ///< keys and values of the tokens, in the weights' dtype
+    std::string name;             ///< "attention"
+    int64_t count = 0;            ///< how many of them the model has
+    int64_t parameters = 0;       ///< elements of all their weights and biases
+    int64_t parameter_bytes = 0;  ///< the memory of these; of packed weights, as they are packed
+    int64_t macs = 0;             ///< multiply-adds of all of them
+    int64_t kv_cache_bytes = 0;   ///< keys and values of the tokens, in the weights' dtype
   };
   /// The parts in the order of the forward pass, and their sum at the end.
   std::vector<Part> parts;

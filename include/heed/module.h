@@ -1,7 +1,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/export.h>
 #include <torch/detail/static.h>
+#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/any_value.h>
@@ -57,7 +59,54 @@ std::vector<torch::nn::AnyValue> completed(size_t index, std::vector<torch::nn::
   return arguments;
 }
 
+/// Throws c10::ValueError, beginning with `function` and ending with `advice`, if weights of the
+/// module are packed.
+HEED_API void check_not_packed(const char* function, const torch::nn::Module& module,
+                               const char* advice);
+
+/// Throws if weights of the module are packed and would be converted.
+HEED_API void check_packed_stay(const torch::nn::Module& module, std::optional<at::Device> device,
+                                std::optional<at::ScalarType> dtype);
+
 }  // namespace heed::detail
+
+namespace heed {
+
+/// torch::nn::Cloneable for heed's modules. When pack_weights has packed weights of the module,
+/// these are the functions that throw c10::ValueError and change nothing: `train`, `to` another
+/// dtype or device, `load`, and `save`, which torch::save calls.
+template <typename Derived>
+class Cloneable : public torch::nn::Cloneable<Derived> {
+ public:
+  using torch::nn::Cloneable<Derived>::Cloneable;
+
+  void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override {
+    detail::check_packed_stay(*this, device, dtype);
+    torch::nn::Module::to(device, dtype, non_blocking);
+  }
+  void to(at::ScalarType dtype, bool non_blocking = false) override {
+    detail::check_packed_stay(*this, std::nullopt, dtype);
+    torch::nn::Module::to(dtype, non_blocking);
+  }
+  void to(at::Device device, bool non_blocking = false) override {
+    detail::check_packed_stay(*this, device, std::nullopt);
+    torch::nn::Module::to(device, non_blocking);
+  }
+  void train(bool on = true) override {
+    if (on) detail::check_not_packed("train", *this, "");
+    torch::nn::Module::train(on);
+  }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    detail::check_not_packed("save", *this, ": save_weights writes them");
+    torch::nn::Module::save(archive);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    detail::check_not_packed("load", *this, "");
+    torch::nn::Module::load(archive);
+  }
+};
+
+}  // namespace heed
 
 /// Within a module's class: containers may leave out the arguments of forward after the first
 /// `required` ones. The other macro arguments are their types, without const and reference. Every

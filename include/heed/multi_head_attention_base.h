@@ -11,7 +11,6 @@
 #include <heed/qk_norm.h>
 #include <heed/rotary_embedding.h>
 #include <heed/shared_sequence.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
@@ -83,7 +82,7 @@ struct MultiHeadAttentionOptionsBase {
 /// The base of `MultiHeadAttention` and `GroupQueryAttention`. Only the names of some options and
 /// of the output projection differ.
 template <typename Derived, typename Options>
-class HEED_API MultiHeadAttentionImplBase : public torch::nn::Cloneable<Derived> {
+class HEED_API MultiHeadAttentionImplBase : public Cloneable<Derived> {
  public:
   /// Registers the projections. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.

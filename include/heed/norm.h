@@ -3,8 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <heed/arg.h>
 #include <heed/export.h>
+#include <heed/module.h>
 #include <torch/arg.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstddef>
@@ -57,7 +57,7 @@ struct HEED_API NormOptions {
 /// initially 0.
 ///
 /// A subclass may override `forward`, and stand in the place of another module's norm.
-class HEED_API NormImpl : public torch::nn::Cloneable<NormImpl> {
+class HEED_API NormImpl : public Cloneable<NormImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit NormImpl(const NormOptions& options);

@@ -50,8 +50,10 @@ struct HEED_API PackOptions {
 /// @endcode
 ///
 /// It cannot be undone. Weights lose their own memory, so that no copy can become stale: a packed
-/// module cannot be trained, converted by `to`, saved, loaded into or parallelized, and LibTorch's
-/// functions that read its weights throw c10::Error. All its parameters stop requiring gradients.
+/// module cannot be trained, converted by `to`, loaded into except from packed weights, or
+/// parallelized, and LibTorch's functions that read its weights throw c10::Error. All its
+/// parameters stop requiring gradients. `save_weights` writes packed weights, which `load_weights`
+/// and `load_pretrained` read without packing them again.
 ///
 /// Packed are all torch::nn::Linears below `module`, except LatentAttention's fc_kv_up, and
 /// embeddings as the options say. A module of your own must multiply by `heed::linear(fc, x)`.

@@ -5,7 +5,6 @@
 #include <heed/export.h>
 #include <heed/module.h>
 #include <torch/arg.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
@@ -47,7 +46,7 @@ struct HEED_API PositionEmbeddingOptions {
 /// standard deviation 0.02.
 ///
 /// A subclass may override `forward`, and stand in the place of a model's position_embedding.
-class HEED_API PositionEmbeddingImpl : public torch::nn::Cloneable<PositionEmbeddingImpl> {
+class HEED_API PositionEmbeddingImpl : public Cloneable<PositionEmbeddingImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit PositionEmbeddingImpl(const PositionEmbeddingOptions& options);

@@ -3,8 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <heed/arg.h>
 #include <heed/export.h>
+#include <heed/module.h>
 #include <torch/arg.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
@@ -63,8 +63,7 @@ struct RelativeBias {
 /// Parameters: weight [buckets, H], or [(2 height - 1) (2 width - 1), H] and three rows more with a
 /// class token, initialized from a normal distribution with standard deviation 0.02. T5 calls it
 /// relative_attention_bias.weight, Swin relative_position_bias_table.
-class HEED_API RelativePositionBiasImpl final
-    : public torch::nn::Cloneable<RelativePositionBiasImpl> {
+class HEED_API RelativePositionBiasImpl final : public Cloneable<RelativePositionBiasImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit RelativePositionBiasImpl(const RelativePositionBiasOptions& options);

@@ -39,7 +39,7 @@ struct HEED_API ResidualAttentionOptions {
 /// @endcode
 ///
 /// Modules: attention, a MultiHeadAttention; layer_norm, a LayerNorm(E).
-class HEED_API ResidualAttentionImpl : public torch::nn::Cloneable<ResidualAttentionImpl> {
+class HEED_API ResidualAttentionImpl : public Cloneable<ResidualAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit ResidualAttentionImpl(const ResidualAttentionOptions& options);

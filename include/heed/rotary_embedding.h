@@ -5,7 +5,6 @@
 #include <heed/export.h>
 #include <heed/module.h>
 #include <torch/arg.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
@@ -188,7 +187,7 @@ class RememberedAngles;
 ///
 /// The class is final: heed's modules call it in several ways, and would pass over some of those
 /// that a subclass overrides. Hold one in a module of your own instead.
-class HEED_API RotaryEmbeddingImpl final : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
+class HEED_API RotaryEmbeddingImpl final : public Cloneable<RotaryEmbeddingImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit RotaryEmbeddingImpl(const RotaryEmbeddingOptions& options);

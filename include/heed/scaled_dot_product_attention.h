@@ -3,7 +3,6 @@
 #include <heed/arg.h>
 #include <heed/attend.h>
 #include <heed/module.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <ostream>
@@ -30,8 +29,7 @@ struct HEED_API ScaledDotProductAttentionOptions {
 /// heed::ScaledDotProductAttention attention(/*temperature=*/8.0);  // sqrt(D)
 /// auto [output, weights] = attention->forward(query, key, value);  // query [B, H, L, D]
 /// @endcode
-class HEED_API ScaledDotProductAttentionImpl
-    : public torch::nn::Cloneable<ScaledDotProductAttentionImpl> {
+class HEED_API ScaledDotProductAttentionImpl : public Cloneable<ScaledDotProductAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit ScaledDotProductAttentionImpl(const ScaledDotProductAttentionOptions& options);

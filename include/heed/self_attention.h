@@ -6,7 +6,6 @@
 #include <heed/kv_cache.h>
 #include <heed/module.h>
 #include <heed/paged_kv_cache.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -37,7 +36,7 @@ struct HEED_API SelfAttentionOptions {
 /// @endcode
 ///
 /// Parameters: values, keys, queries, each a Linear(D, D) without bias; fc_out, a Linear(E, E).
-class HEED_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
+class HEED_API SelfAttentionImpl : public Cloneable<SelfAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit SelfAttentionImpl(const SelfAttentionOptions& options);

@@ -50,7 +50,7 @@ struct HEED_API TextEncoderOptions {
 /// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
 /// type_embedding, an Embedding(type_vocab_size, E), if there are types; embedding_norm, if there
 /// is one; stack, an Encoder.
-class HEED_API TextEncoderImpl : public torch::nn::Cloneable<TextEncoderImpl> {
+class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit TextEncoderImpl(const TextEncoderOptions& options);

@@ -111,7 +111,7 @@ struct HEED_API AttentionWeights {
 ///
 /// The class is final: heed's modules call it in several ways, and would pass over some of those
 /// that a subclass overrides. Hold one in a module of your own instead.
-class HEED_API TransformerBlockImpl final : public torch::nn::Cloneable<TransformerBlockImpl> {
+class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit TransformerBlockImpl(const TransformerBlockOptions& options);
@@ -229,7 +229,7 @@ struct HEED_API EncoderOptions {
 ///
 /// The class is final: heed's modules call it in several ways, and would pass over some of those
 /// that a subclass overrides. Hold one in a module of your own instead.
-class HEED_API EncoderImpl final : public torch::nn::Cloneable<EncoderImpl> {
+class HEED_API EncoderImpl final : public Cloneable<EncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
   explicit EncoderImpl(const EncoderOptions& options);

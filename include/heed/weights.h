@@ -87,6 +87,9 @@ struct HEED_API LoadReport {
 /// exported program, such as buffers that are not persistent, and attributes of a scripted module
 /// that are neither parameters nor buffers, unless the module has their names.
 ///
+/// If `save_weights` has written packed weights, the module's layers get these in place of their
+/// own, as from `pack_weights`, and its parameters stop requiring gradients.
+///
 /// A module that has a part of each of some tensors is loaded with options.shards, also by name
 /// maps that rename, transpose, split or pack. Parts of rows that are shorter than 512 bytes are
 /// read with what lies between them, and tensors of dtype Bool whole.
@@ -148,7 +151,8 @@ struct HEED_API SaveOptions {
 };
 
 /// Writes the parameters and buffers of a module, bit for bit, under the names that `load_weights`
-/// looks for, with options.name_map if it is given.
+/// looks for, with options.name_map if it is given. Weights that `pack_weights` has packed are
+/// written as they are packed: as safetensors and without a map.
 ///
 /// @code
 /// heed::save_weights(*attention, "attention.safetensors");

@@ -176,7 +176,7 @@ void EncoderImpl::reset() {
 
 std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
     const std::optional<at::Device>& device) const {
-  auto copy = torch::nn::Cloneable<EncoderImpl>::clone(device);
+  auto copy = Cloneable::clone(device);
   const auto& copies = copy->as<EncoderImpl>()->blocks;
   // Rotary embeddings are not registered: each copied block has made one of its own.
   std::map<const RotaryEmbeddingImpl*, RotaryEmbedding> shared;

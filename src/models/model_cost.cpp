@@ -16,8 +16,13 @@ using detail::Count;
 using Part = ModelCost::Part;
 
 Part operator+(const Part& a, const Part& b) {
-  return {a.name, (Count(a.count) + b.count).value(), (Count(a.parameters) + b.parameters).value(),
-          (Count(a.macs) + b.macs).value(), (Count(a.kv_cache_bytes) + b.kv_cache_bytes).value()};
+  const auto sum = [&](int64_t Part::*member) { return (Count(a.*member) + b.*member).value(); };
+  return {a.name,
+          sum(&Part::count),
+          sum(&Part::parameters),
+          sum(&Part::parameter_bytes),
+          sum(&Part::macs),
+          sum(&Part::kv_cache_bytes)};
 }
 
 struct Sizes {
@@ -40,12 +45,14 @@ class Parts {
   }
 
   void add(const std::string& name, const torch::nn::Module& module, Count macs = 0) {
-    add({name, 1, detail::parameter_count(module, seen_), macs.value(), 0});
+    const auto [count, bytes] = detail::parameter_size(module, seen_);
+    add({name, 1, count, bytes, macs.value(), 0});
   }
 
   void add(const std::string& name, const torch::nn::Module& module, const AttentionCost& cost) {
-    add({name, 1, detail::parameter_count(module, seen_),
-         (Count(cost.projection_macs) + cost.attention_macs).value(), cost.kv_cache_bytes});
+    const auto [count, bytes] = detail::parameter_size(module, seen_);
+    const auto macs = Count(cost.projection_macs) + cost.attention_macs;
+    add({name, 1, count, bytes, macs.value(), cost.kv_cache_bytes});
   }
 
   ModelCost with_total() && {
@@ -111,17 +118,17 @@ ModelCost model_cost(const DecoderImpl& model, int64_t batch, int64_t length,
   if (model.head) {
     parts.add("head", *model.head, head_macs);
   } else {
-    parts.add({"head, tied", 1, 0, head_macs.value(), 0});
+    parts.add({"head, tied", 1, 0, 0, head_macs.value(), 0});
   }
   return std::move(parts).with_total();
 }
 
 std::ostream& operator<<(std::ostream& stream, const ModelCost& cost) {
-  stream << fmt::format("{:<20}{:>6}{:>16}{:>20}{:>20}\n", "part", "count", "parameters",
-                        "multiply-adds", "kv cache bytes");
+  stream << fmt::format("{:<20}{:>6}{:>16}{:>18}{:>20}{:>18}\n", "part", "count", "parameters",
+                        "parameter bytes", "multiply-adds", "kv cache bytes");
   for (const auto& part : cost.parts) {
-    stream << fmt::format("{:<20}{:>6}{:>16}{:>20}{:>20}\n", part.name, part.count, part.parameters,
-                          part.macs, part.kv_cache_bytes);
+    stream << fmt::format("{:<20}{:>6}{:>16}{:>18}{:>20}{:>18}\n", part.name, part.count,
+                          part.parameters, part.parameter_bytes, part.macs, part.kv_cache_bytes);
   }
   return stream;
 }

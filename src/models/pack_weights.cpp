@@ -60,7 +60,7 @@ double largest_of(PackedFormat format) {
 
 void check_options(const PackOptions& options) {
   const auto group = options.group_size();
-  HEED_CHECK(group == 32 || group == 64 || group == 128,
+  HEED_CHECK(detail::is_group(PackedFormat::int4, group),
              "{}: group_size ({}) must be 32, 64 or 128", kPackWeights, group);
   const bool has_int4 =
       options.format() == PackFormat::int4 || options.embedding_format() == PackFormat::int4;
@@ -167,12 +167,8 @@ class Places {
 };
 
 void pack(const PackedPlace& place) {
-  auto& weight = *place.weight;
-  const auto dtype = weight.scalar_type();
-  auto packed =
-      std::make_shared<const detail::PackedWeight>(detail::pack_weight(weight, place.layout));
-  weight = detail::packed_tensor(std::move(packed), dtype);
-  detail::ParameterTable::at(*place.layer, "weight") = weight;
+  auto packed = detail::pack_weight(*place.weight, place.layout);
+  detail::set_packed_weight(*place.layer, *place.weight, std::move(packed));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "models/pretrained/blueprint.h"
 #include "models/weight_packer.h"
+#include "modules/layers/packable.h"
 #include "modules/layers/parameters.h"
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/bytes.h"
@@ -161,6 +162,11 @@ std::string find_weights(const std::string& folder) {
   return *path;
 }
 
+/// The name map for a file. A file of packed weights has heed's names.
+NameMap names_of(const Blueprint& blueprint, const FileEntries& file) {
+  return file.packed.empty() ? blueprint.names : NameMap();
+}
+
 /// The only dtype of the file's floating-point tensors that the model takes; throws if there are
 /// several. If the file's names do not fit, returns any dtype: a later check reports that.
 template <typename Model>
@@ -169,7 +175,8 @@ at::ScalarType dtype_of(const Blueprint& blueprint, const std::string& config,
   const auto skeleton = make_skeleton<Model>(blueprint, config, at::kFloat);
   std::set<at::ScalarType> dtypes;
   try {
-    dtypes = detail::floating_dtypes(*skeleton, file, LoadOptions().name_map(blueprint.names));
+    dtypes =
+        detail::floating_dtypes(*skeleton, file, LoadOptions().name_map(names_of(blueprint, file)));
   } catch (const c10::Error&) {
     return at::kFloat;
   }
@@ -232,9 +239,12 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
     const auto blueprint = read_blueprint_of<Model>(config);
     const auto weights = find_weights(folder);
     const auto file = detail::read_weight_file(detail::Bytes(weights), "");
+    HEED_CHECK(!options.weights() || file.packed.empty(),
+               "weights must not be given: those of {} are packed already", weights);
     const auto dtype =
         options.dtype() ? *options.dtype() : dtype_of<Model>(blueprint, config, weights, file);
-    const auto load = LoadOptions().name_map(blueprint.names).dtype(dtype).device(options.device());
+    const auto load =
+        LoadOptions().name_map(names_of(blueprint, file)).dtype(dtype).device(options.device());
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
     const auto problems = misfits(*skeleton, config, file, load);
     HEED_CHECK(problems.empty(), "{} must describe the tensors of {}{}", config, weights, problems);
@@ -272,7 +282,9 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     HEED_CHECK(!error, "folder ({}) cannot be made: {}", folder, error.message());
-    save_weights(*model, folder + "/model.safetensors", SaveOptions().name_map(blueprint.names));
+    save_weights(
+        *model, folder + "/model.safetensors",
+        SaveOptions().name_map(detail::has_packed_weights(*model) ? NameMap() : blueprint.names));
     write(folder + "/config.json", text);
   });
 }

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/seen_tensors.h"
+#include "cpu/layers/packed_weight.h"
 
 namespace heed::detail {
 
@@ -30,18 +31,26 @@ class Count {
   int64_t value_;
 };
 
-/// The number of elements of the module's parameters that are not in `seen`. Adds them to `seen`.
-inline int64_t parameter_count(const torch::nn::Module& module, SeenTensors& seen) {
-  int64_t count = 0;
+/// The elements of parameters, and their memory.
+struct ParameterSize {
+  int64_t count = 0, bytes = 0;
+};
+
+/// The size of the module's parameters that are not in `seen`. Adds them to `seen`.
+inline ParameterSize parameter_size(const torch::nn::Module& module, SeenTensors& seen) {
+  ParameterSize size;
   for (const auto& parameter : module.parameters()) {
-    if (seen.add(parameter)) count += parameter.numel();
+    if (!seen.add(parameter)) continue;
+    const auto* packed = packed_weight_of(parameter);
+    size.count += parameter.numel();
+    size.bytes += packed ? packed->bytes() : static_cast<int64_t>(parameter.nbytes());
   }
-  return count;
+  return size;
 }
 
 inline int64_t parameter_count(const torch::nn::Module& module) {
   SeenTensors seen;
-  return parameter_count(module, seen);
+  return parameter_size(module, seen).count;
 }
 
 /// The number of elements of the weights of all layers that are not empty.

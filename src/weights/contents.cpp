@@ -11,6 +11,7 @@
 #include "weights/formats/bytes.h"
 #include "weights/formats/libtorch_error.h"
 #include "weights/module_tensors.h"
+#include "weights/packed_weights.h"
 
 namespace heed::detail {
 
@@ -67,8 +68,9 @@ std::set<std::string> below(const std::string& prefix, const std::set<std::strin
 
 FileEntries below(const std::string& prefix, FileEntries file) {
   if (prefix.empty()) return file;
-  FileEntries found{below(prefix, file.tensors), below(prefix, file.others), file.files,
-                    below(prefix, file.constants), below(prefix, file.unheld)};
+  FileEntries found{
+      below(prefix, file.tensors),   below(prefix, file.others), file.files,
+      below(prefix, file.constants), below(prefix, file.unheld), below(prefix, file.packed)};
   Names some;
   for (auto item = file.tensors.begin(); item != file.tensors.end() && some.size() < 3; ++item) {
     some.push_back(item->first);
@@ -101,6 +103,6 @@ Translation translated(const torch::nn::Module& module, const std::vector<HeldTe
 Contents::Contents(const torch::nn::Module& module, const LoadOptions& options,
                    const std::function<FileEntries()>& read)
     : ours(checked_tensors(module, options)),
-      theirs(below(options.prefix(), with_tensors(read(), ours.empty()))) {}
+      theirs(below(options.prefix(), with_packed(with_tensors(read(), ours.empty())))) {}
 
 }  // namespace heed::detail

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "weights/dotted_names.h"
 #include "weights/similar_names.h"
@@ -150,6 +151,26 @@ std::optional<KnownNames> known_names(const NamedTensors& file, const Names& mis
     }
   }
   return best;
+}
+
+std::optional<std::string> known_quantization(const NamedTensors& file) {
+  static const std::vector<std::pair<std::string, std::string>> ends = {
+      {".qweight", "GPTQ or AWQ"},
+      {".weight_packed", "compressed-tensors"},
+      {".weight_scale", "compressed-tensors or FP8"},
+      {".weight_scale_inv", "FP8"},
+      {".weight.absmax", "bitsandbytes"},
+      {"_proj_blocks", "MXFP4"},
+  };
+  for (const auto& [end, program] : ends) {
+    const bool has = std::any_of(file.begin(), file.end(), [&, &end = end](const auto& item) {
+      const auto& name = item.first;
+      return name.size() > end.size() &&
+             name.compare(name.size() - end.size(), end.size(), end) == 0;
+    });
+    if (has) return program;
+  }
+  return std::nullopt;
 }
 
 }  // namespace heed::detail

@@ -21,4 +21,8 @@ struct KnownNames {
 std::optional<KnownNames> known_names(const NamedTensors& file,
                                       const std::vector<std::string>& missing);
 
+/// The program that has quantized the weights of a file, by its names: "GPTQ or AWQ"; none if there
+/// is none.
+std::optional<std::string> known_quantization(const NamedTensors& file);
+
 }  // namespace heed::detail

@@ -204,6 +204,12 @@ bool make_all_fit(const Counts& prefixes, const Misfits& misfits) {
 }
 
 std::string help(const Misfits& misfits, const Counts& prefixes, const Counts& submodules) {
+  if (misfits.quantized) {
+    return fmt::format(
+        "\n  The weights were quantized by {}, which heed does not read: load those of which they "
+        "were made, and call pack_weights",
+        *misfits.quantized);
+  }
   Names options;
   const auto& known = misfits.known;
   const bool has_map = known && !make_all_fit(prefixes, misfits);
@@ -286,6 +292,7 @@ std::string Comparison::misfits(bool can_untie) const {
   misfits.prefix = options_.prefix();
   misfits.present = module_.size() - misfits.missing.size();
   misfits.untied_head = can_untie && has_untied_head();
+  if (!misfits.missing.empty()) misfits.quantized = known_quantization(file_.tensors);
   if (!options_.name_map().empty()) return describe(misfits);
   misfits.may_be_inside = report_.loaded.empty() && misfits.misshapen.empty();
   if (!misfits.missing.empty() && !misfits.unexpected.empty()) {
@@ -370,8 +377,8 @@ void Comparison::add_misshapen(const HeldTensor& held, const std::string& theirs
 
 void Comparison::note_help(const at::Tensor& ours, const at::Tensor& theirs) {
   if (ours.sizes() != theirs.sizes()) {
-    const auto turned = [&] { return ours.sizes() == theirs.t().sizes(); };
-    misfits_.transposed |= ours.dim() == 2 && theirs.dim() == 2 && turned();
+    misfits_.transposed |= ours.dim() == 2 && theirs.dim() == 2 && ours.size(0) == theirs.size(1) &&
+                           ours.size(1) == theirs.size(0);
   } else if (at::isFloatingType(ours.scalar_type()) && at::isFloatingType(theirs.scalar_type())) {
     misfits_.dtype = c10::toString(ours.scalar_type());
   }

@@ -31,8 +31,9 @@ struct Misfits {
   size_t present = 0;                  // how many names of the module the file has
   bool may_be_inside = false;          // whether all names of the file may belong to a submodule
   bool untied_head = false;            // whether the file has a head where the module ties it
-  std::optional<KnownNames> known = {};    // names that a map of name_maps.h reads
-  std::optional<std::string> folder = {};  // of the file, if load_pretrained may read it
+  std::optional<KnownNames> known = {};       // names that a map of name_maps.h reads
+  std::optional<std::string> folder = {};     // of the file, if load_pretrained may read it
+  std::optional<std::string> quantized = {};  // the program that has quantized the weights
 };
 
 /// Describes each difference in one line, in one line for all layers that differ only in their

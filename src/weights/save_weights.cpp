@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "core/error.h"
+#include "modules/layers/packable.h"
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/bytes.h"
 #include "weights/formats/pytorch_dtypes.h"
 #include "weights/formats/safetensors_writer.h"
 #include "weights/module_tensors.h"
 #include "weights/named.h"
+#include "weights/packed_weights.h"
 #include "weights/shards.h"
 #include "weights/translation.h"
 
@@ -172,6 +174,30 @@ void write_torchscript(const torch::nn::Module& module, detail::AtomicFile& file
   if (error) std::rethrow_exception(error);
 }
 
+/// Writes a module some of whose weights are packed.
+void save_packed(const detail::ModuleTensors& weights, const std::string& path,
+                 const SaveOptions& options) {
+  HEED_CHECK(options.format() == WeightFormat::safetensors && options.name_map().empty(),
+             "save_weights: format must be safetensors, and name_map empty, for a module whose "
+             "weights are packed");
+  NamedTensors tensors;
+  std::map<std::string, std::string> metadata;
+  for (const auto& item : weights) {
+    if (detail::packed_weight_of(item.value()) != nullptr) {
+      detail::add_packed(item.key(), item.value(), tensors, metadata);
+    } else {
+      tensors.emplace(item.key(), item.value().detach());
+    }
+  }
+  detail::named("save_weights", [&] {
+    detail::AtomicFile file(path);
+    detail::write_safetensors(
+        tensors, [&](const auto& name) { return tensors.at(name); },
+        [&](std::string_view bytes) { file.write(bytes); }, metadata);
+    file.commit();
+  });
+}
+
 }  // namespace
 
 void detail::save_weights(const std::vector<HeldTensor>& tensors, const std::string& path,
@@ -198,8 +224,10 @@ void save_weights(const torch::nn::Module& module, const std::string& path,
                   const SaveOptions& options) {
   const auto tensors = detail::weights_of(module);
   for (const auto& item : tensors) {
+    if (detail::packed_weight_of(item.value()) != nullptr) continue;
     detail::check_holds_values("save_weights", item.key(), item.value());
   }
+  if (detail::has_packed_weights(module)) return save_packed(tensors, path, options);
   if (options.format() == WeightFormat::torchscript && options.name_map().empty()) {
     // Writes the module as torch::save does, with buffers that weight files do not have.
     return detail::named("save_weights", [&] {

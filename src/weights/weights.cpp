@@ -17,6 +17,7 @@
 #include "weights/misfits.h"
 #include "weights/module_tensors.h"
 #include "weights/named.h"
+#include "weights/packed_weights.h"
 #include "weights/shards.h"
 
 namespace heed {
@@ -53,12 +54,13 @@ void check_destination(const std::string& name, const at::Tensor& tensor) {
              name);
 }
 
-/// The tensors of the module with these names, each checked as a destination of a copy.
-std::vector<HeldTensor> destinations(const std::vector<HeldTensor>& module, const Names& names) {
+/// The tensors of the module with these names, each checked as a destination of a copy, without
+/// those that are packed in the file.
+std::vector<HeldTensor> destinations(const detail::Contents& contents, const Names& names) {
   const std::set<std::string> loaded(names.begin(), names.end());
   std::vector<HeldTensor> found;
-  for (const auto& held : module) {
-    if (loaded.count(held.name) == 0) continue;
+  for (const auto& held : contents.ours) {
+    if (loaded.count(held.name) == 0 || contents.theirs.packed.count(held.name) > 0) continue;
     check_destination(held.name, held.tensor);
     found.push_back(held);
   }
@@ -117,7 +119,8 @@ LoadReport load_contents(torch::nn::Module& module, const LoadOptions& options,
                "load_weights: {} must fit the module, {} of whose {} tensors do{}", source,
                report.loaded.size(), ours.size(), problems);
   }
-  const auto fitting = destinations(ours, report.loaded);
+  const auto fitting = destinations(contents, report.loaded);
+  detail::PackedLoads packed(module, theirs, report.loaded, options);
   const auto loaded = detail::named("load_weights", [&, &theirs = theirs] {
     check_tied(translation, theirs.tensors, options.shards());
     return detail::each_once(fitting, translation, source, options.prefix());
@@ -129,6 +132,7 @@ LoadReport load_contents(torch::nn::Module& module, const LoadOptions& options,
     copies.prepare();
   };
   if (!options.device()) prepare();
+  packed.read();
   before_change();
   if (options.device()) {
     module.to(*options.device());
@@ -140,6 +144,7 @@ LoadReport load_contents(torch::nn::Module& module, const LoadOptions& options,
       if (after_each) load_one(translation, to, after_each);
     }
   });
+  packed.install();
   for (const auto& file : theirs.files) report.bytes_read += file.bytes_read();
   warn_of_misfits(source, report, ours.size());
   return report;
@@ -165,14 +170,15 @@ std::set<at::ScalarType> detail::floating_dtypes(const torch::nn::Module& module
                                                  const FileEntries& file,
                                                  const LoadOptions& options) {
   const auto ours = held_tensors("load_weights", module, options.shards());
-  const auto translation = translated(module, ours, file, options);
+  const auto theirs = with_packed(file);
+  const auto translation = translated(module, ours, theirs, options);
   std::set<at::ScalarType> dtypes;
   for (const auto& held : ours) {
     const auto origin = translation.origins.find(held.name);
     if (origin == translation.origins.end()) continue;
     for (const auto& name : origin->second) {
-      const auto tensor = file.tensors.find(name);
-      const bool is_floating = tensor != file.tensors.end() && tensor->second.is_floating_point();
+      const auto tensor = theirs.tensors.find(name);
+      const bool is_floating = tensor != theirs.tensors.end() && tensor->second.is_floating_point();
       if (is_floating) dtypes.insert(tensor->second.scalar_type());
     }
   }

@@ -320,19 +320,49 @@ double loss_with_cache(const LanguageModel& trained, const std::string& text,
 }
 
 /// The model is that of an earlier test, which runs train_gpt.
-TEST(TrainedModel, KeepsItsPerplexityWithAnInt8Cache) {
-  const char* folder = std::getenv("HEED_TRAINED_GPT");
-  const char* text = std::getenv("HEED_TRAINED_TEXT");
-  if (folder == nullptr || text == nullptr) GTEST_SKIP() << "needs a trained model";
-  auto trained = load_language_model(folder);
-  trained.model->eval();
-  const auto held_out = joined(read_corpus(text).held_out);
-  const auto exact = loss_with_cache(trained, held_out, {});
-  const auto int8 = loss_with_cache(trained, held_out, CacheOptions().dtype(at::kChar));
-  const auto change = std::exp(int8 - exact) - 1.0;
+class TrainedModel : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* text = std::getenv("HEED_TRAINED_TEXT");
+    if (folder_ == nullptr || text == nullptr) GTEST_SKIP() << "needs a trained model";
+    held_out_ = joined(read_corpus(text).held_out);
+  }
+
+  /// The loss on text that was not trained on.
+  double loss(const std::optional<PackFormat>& weights, const CacheOptions& cache) const {
+    auto trained = load_language_model(folder_);
+    trained.model->eval();
+    if (weights) pack_weights(*trained.model, *weights);
+    return loss_with_cache(trained, held_out_, cache);
+  }
+
+  const char* const folder_ = std::getenv("HEED_TRAINED_GPT");
+  std::string held_out_;
+};
+
+/// By how much the perplexity is greater, as a part of it.
+double increase(double loss, double exact) { return std::exp(loss - exact) - 1.0; }
+
+TEST_F(TrainedModel, KeepsItsPerplexityWithAnInt8Cache) {
+  const auto exact = loss({}, {}), int8 = loss({}, CacheOptions().dtype(at::kChar));
+  const auto change = increase(int8, exact);
   std::cout << "perplexity " << std::exp(exact) << ", with int8 " << 100.0 * change << " % more\n";
   EXPECT_NE(int8, exact);
   EXPECT_LT(std::abs(change), 1e-3);
+}
+
+TEST_F(TrainedModel, KeepsItsPerplexityWithPackedWeights) {
+  const auto exact = loss({}, {});
+  for (const auto& [format, most] :
+       {std::pair(PackFormat::bfloat16, 1e-3), std::pair(PackFormat::int8, 1e-3),
+        std::pair(PackFormat::int4, 2e-2)}) {
+    const auto packed = loss(format, {});
+    const auto change = increase(packed, exact);
+    std::cout << "perplexity " << std::exp(exact) << ", format " << static_cast<int>(format) << ": "
+              << 100.0 * change << " % more\n";
+    EXPECT_NE(packed, exact);
+    EXPECT_LT(change, most);
+  }
 }
 
 }  // namespace

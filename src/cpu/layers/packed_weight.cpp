@@ -5,7 +5,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/BFloat16.h>
 
@@ -40,17 +39,18 @@ constexpr int64_t kPanel = kPackedPanel;
 
 /// Properties of a format.
 struct PackedProperties {
+  std::string_view name;
   at::ScalarType rows;      // the dtype in which rows are read
   at::ScalarType elements;  // that of PackedWeight::values
   int64_t per_row;          // numbers of the depth in a row of values
 };
 
 constexpr std::array<PackedProperties, kPackedFormats> kProperties = {{
-    {at::kFloat, at::kFloat, 1},
-    {at::kBFloat16, at::kInt, 2},
-    {at::kHalf, at::kHalf, 1},
-    {at::kFloat, at::kChar, 1},
-    {at::kFloat, at::kByte, 2},
+    {"float32", at::kFloat, at::kFloat, 1},
+    {"bfloat16", at::kBFloat16, at::kInt, 2},
+    {"float16", at::kHalf, at::kHalf, 1},
+    {"int8", at::kFloat, at::kChar, 1},
+    {"int4", at::kFloat, at::kByte, 2},
 }};
 
 const PackedProperties& properties_of(PackedFormat format) {
@@ -254,30 +254,57 @@ class PackedTensorImpl : public c10::TensorImpl {
 
 int64_t PackedWeight::bytes() const {
   int64_t sum = 0;
-  for (const auto& tensor : {values, scales, offsets}) {
-    if (tensor.defined()) sum += static_cast<int64_t>(tensor.nbytes());
+  for (const auto* tensor : tensors()) {
+    if (tensor->defined()) sum += static_cast<int64_t>(tensor->nbytes());
   }
   return sum;
+}
+
+std::string_view name_of(PackedFormat format) { return properties_of(format).name; }
+
+std::optional<PackedFormat> packed_format(std::string_view name) {
+  for (int format = 0; format < kPackedFormats; ++format) {
+    if (kProperties[static_cast<size_t>(format)].name == name) {
+      return static_cast<PackedFormat>(format);
+    }
+  }
+  return std::nullopt;
+}
+
+bool is_group(PackedFormat format, int64_t group) {
+  if (format != PackedFormat::int4) return group == 0;
+  return group == 32 || group == 64 || group == 128;
+}
+
+std::array<PackedShape, 3> packed_shapes(const PackedLayout& layout, int64_t outputs,
+                                         int64_t depth) {
+  const auto panels = ceil_div(outputs, kPanel);
+  const auto& format = properties_of(layout.format);
+  std::array<PackedShape, 3> shapes{};
+  shapes[0] = {{panels, ceil_div(depth, format.per_row), kPanel}, format.elements};
+  if (layout.format == PackedFormat::int8) shapes[1] = {{panels, 1, kPanel}, at::kFloat};
+  if (layout.format == PackedFormat::int4) {
+    shapes[1] = shapes[2] = {{panels, depth / layout.group, kPanel}, at::kBFloat16};
+  }
+  return shapes;
 }
 
 PackedWeight pack_weight(const at::Tensor& weight, const PackedLayout& layout) {
   const at::NoGradGuard no_grad;
   const auto outputs = weight.size(0), depth = weight.size(1);
-  const auto panels = ceil_div(outputs, kPanel);
-  const auto& format = properties_of(layout.format);
+  const auto rows_dtype = properties_of(layout.format).rows;
   PackedWeight packed{layout.format, outputs, depth, layout.group, {}, {}, {}};
-  packed.values = at::zeros({panels, ceil_div(depth, format.per_row), kPanel}, format.elements);
-  if (layout.format == PackedFormat::int8) packed.scales = at::zeros({panels, 1, kPanel});
-  if (layout.format == PackedFormat::int4) {
-    packed.scales = at::zeros({panels, depth / layout.group, kPanel}, at::kBFloat16);
-    packed.offsets = at::zeros_like(packed.scales);
+  const auto shapes = packed_shapes(layout, outputs, depth);
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const auto& [sizes, dtype] = shapes[i];
+    if (!sizes.empty()) *packed.tensors()[i] = at::zeros(sizes, dtype);
   }
-  at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, ceil_div(outputs, kPanel), 1, [&](int64_t begin, int64_t end) {
     const at::NoGradGuard no_grad_here;
     for (auto panel = begin; panel < end; ++panel) {
       const auto first = panel * kPanel;
       const auto rows = weight.detach().narrow(0, first, std::min(kPanel, outputs - first));
-      pack_panel(rows.to(format.rows).contiguous(), layout, packed, panel);
+      pack_panel(rows.to(rows_dtype).contiguous(), layout, packed, panel);
     }
   });
   return packed;

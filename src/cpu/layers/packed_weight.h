@@ -2,8 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
 
 #include "cpu/isa/packed.h"
 
@@ -20,6 +24,9 @@ struct PackedWeight {
   at::Tensor offsets;  // int4: bfloat16 as the scales; else undefined
 
   int64_t bytes() const;
+  /// values, scales and offsets.
+  std::array<at::Tensor*, 3> tensors() { return {&values, &scales, &offsets}; }
+  std::array<const at::Tensor*, 3> tensors() const { return {&values, &scales, &offsets}; }
 };
 
 /// How a weight is packed.
@@ -28,6 +35,21 @@ struct PackedLayout {
   int64_t group = 0;        // int4 alone: 32, 64 or 128, which divides the depth
   bool zero_point = false;  // int4 alone: whether a group has an offset of its own
 };
+
+/// Names of the formats, as files have them.
+std::string_view name_of(PackedFormat format);
+std::optional<PackedFormat> packed_format(std::string_view name);
+
+/// Whether numbers of this format may share a scale by `group`: 0 unless the format is int4.
+bool is_group(PackedFormat format, int64_t group);
+
+/// The sizes and the dtype of one of PackedWeight::tensors; no sizes where there is none.
+struct PackedShape {
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype;
+};
+std::array<PackedShape, 3> packed_shapes(const PackedLayout& layout, int64_t outputs,
+                                         int64_t depth);
 
 /// Packs a weight [N, K] of float32, bfloat16 or float16 on the CPU, whose numbers are finite.
 PackedWeight pack_weight(const at::Tensor& weight, const PackedLayout& layout);

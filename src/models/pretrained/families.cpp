@@ -173,12 +173,19 @@ void ignore_generation(const Config& config) {
 }
 /// @}
 
+void refuse_quantized(const Config& config) {
+  constexpr auto kName = "quantization_config";
+  if (config.object(kName).empty()) return;
+  config.refuse(kName,
+                "is of weights that another program has quantized, which heed does not read: load "
+                "the model of which they were made, with PretrainedOptions::weights");
+}
+
 /// Checks fields of any family that heed supports with one value, which makes no difference.
 void expect_plain_model(const Config& config) {
   config.expect("is_encoder_decoder", {"false"});
   config.expect("per_layer_config", {"null", "{}"});
   config.expect("pruned_heads", {"{}"});
-  config.expect("quantization_config", {"null"});
   config.expect("rope_interleaved", {"false"});
 }
 
@@ -190,6 +197,7 @@ Blueprint read_blueprint(const std::string& config_path) {
   ignore_origin(config);
   ignore_tokens(config);
   ignore_generation(config);
+  refuse_quantized(config);
   expect_plain_model(config);
   config.check_all_read();
   return blueprint;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 
 #include "core/error.h"
 #include "cpu/layers/packed_weight.h"
@@ -47,5 +48,14 @@ template <typename Layer>
 bool is_own_layer(const Layer& layer) {
   return typeid(layer) == typeid(Packable<Layer>) || typeid(layer) == typeid(Layer);
 }
+
+/// Whether a weight of the module or of one below it is packed.
+bool has_packed_weights(const torch::nn::Module& module);
+
+/// The weight of a module that is LibTorch's own Linear or Embedding; null for other modules.
+at::Tensor* packable_weight(torch::nn::Module& module);
+
+/// Gives a layer a packed weight in place of its own, `weight`, whose dtype products keep.
+void set_packed_weight(torch::nn::Module& layer, at::Tensor& weight, PackedWeight packed);
 
 }  // namespace heed::detail

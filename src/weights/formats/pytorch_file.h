@@ -22,6 +22,7 @@ struct FileEntries {
   std::vector<Bytes> files = {};              ///< the files that have been opened
   std::set<std::string> constants = {};       ///< those of `tensors` that a module may do without
   std::set<std::string> unheld = {};          ///< those of `others` that are tensors
+  std::map<std::string, std::string> packed = {};  ///< how packed weights are packed, as JSON
 };
 
 inline constexpr size_t kMostNames = 300'000;  // in a file; the largest models have some 200,000

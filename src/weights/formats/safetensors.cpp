@@ -49,6 +49,7 @@ class Header : public nlohmann::json_sax<Json> {
   explicit Header(const Bytes& bytes) : bytes_(bytes) {}
 
   Entries entries;
+  std::map<std::string, std::string> packed;  // FileEntries::packed
 
   bool null() override { return refuse("null"); }
   bool boolean(bool /*value*/) override { return refuse("a boolean"); }
@@ -72,7 +73,7 @@ class Header : public nlohmann::json_sax<Json> {
   }
 
   bool string(std::string& value) override {
-    if (level_ == Level::metadata) return true;
+    if (level_ == Level::metadata) return note(value);
     if (level_ != Level::entry || field_ != "dtype") return refuse(in_quotes(value));
     entry_->dtype = safetensors_dtype(value);
     if (!entry_->dtype) entry_->dtype_name = in_quotes(value);
@@ -96,6 +97,9 @@ class Header : public nlohmann::json_sax<Json> {
         return begin_entry(value);
       case Level::entry:
         return begin_field(value);
+      case Level::metadata:
+        metadata_ = std::move(value);
+        return true;
       default:
         return true;
     }
@@ -163,6 +167,17 @@ class Header : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  /// Keeps the descriptions of packed weights. Other programs' metadata is not read.
+  bool note(std::string& value) {
+    if (!begins_with(metadata_, kPackedKey)) return true;
+    const auto name = metadata_.substr(kPackedKey.size());
+    HEED_CHECK_SAFETENSORS(packed.emplace(name, std::move(value)).second,
+                           "header: {} must be there once", in_quotes(metadata_));
+    HEED_CHECK_SAFETENSORS(packed.size() <= kMostNames,
+                           "header must have at most {} packed weights", kMostNames);
+    return true;
+  }
+
   bool refuse(const std::string& what) const {
     HEED_CHECK_SAFETENSORS(!name_.empty() || level_ != Level::outside,
                            "header must be a JSON object; it is {}", what);
@@ -181,7 +196,7 @@ class Header : public nlohmann::json_sax<Json> {
   const Bytes& bytes_;
   Level level_ = Level::outside;
   bool has_metadata_ = false;
-  std::string name_, field_;
+  std::string name_, field_, metadata_;
   std::bitset<3> fields_;  // those that this tensor has so far
   size_t offsets_ = 0;     // how many offsets it has so far
   Entry* entry_ = nullptr;
@@ -208,6 +223,7 @@ class File {
     Json::sax_parse(header_.begin(), header_.end(), &header);
     check_extents(header.entries);
     FileEntries found;
+    found.packed = std::move(header.packed);
     for (const auto& [name, entry] : header.entries) {
       if (!entry.dtype) {
         add_tensor(found, name, Unheld{"a tensor of " + entry.dtype_name});

@@ -5,6 +5,10 @@
 
 namespace heed::detail {
 
+/// In a file's metadata, the name of a packed weight stands after this, and its description is the
+/// value: FileEntries::packed.
+inline constexpr std::string_view kPackedKey = "heed.packed:";
+
 /// Whether a file begins like a safetensors file: the header's size, then JSON.
 bool is_safetensors(std::string_view file);
 

@@ -114,7 +114,8 @@ class Index {
       const bool is_there = move_entry(name, files[shard], found);
       HEED_CHECK_INDEX(is_there, "{} must hold tensor {}", in_quotes(shard), in_quotes(name));
     }
-    for (const auto& [shard, left] : files) {
+    for (auto& [shard, left] : files) {
+      found.packed.merge(left.packed);
       HEED_CHECK_INDEX(left.tensors.empty() && left.others.empty(),
                        "weight_map must say of tensor {} that {} holds it",
                        in_quotes(left.tensors.empty() ? left.others.begin()->first

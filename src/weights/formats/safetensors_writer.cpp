@@ -27,9 +27,11 @@ std::vector<const Item*> in_file_order(const NamedTensors& tensors) {
   return order;
 }
 
-std::string header(const std::vector<const Item*>& order) {
+std::string header(const std::vector<const Item*>& order,
+                   const std::map<std::string, std::string>& metadata) {
   OrderedJson json;
   json["__metadata__"] = {{"format", "pt"}};  // programs that use PyTorch look for it
+  for (const auto& [key, text] : metadata) json["__metadata__"][key] = text;
   size_t end = 0;
   for (const auto* item : order) {
     const auto& [name, tensor] = *item;
@@ -61,9 +63,10 @@ std::string little_endian(uint64_t value) {
 
 void write_safetensors(const NamedTensors& shapes,
                        const std::function<at::Tensor(const std::string&)>& values,
-                       const std::function<void(std::string_view)>& write) {
+                       const std::function<void(std::string_view)>& write,
+                       const std::map<std::string, std::string>& metadata) {
   const auto order = in_file_order(shapes);
-  const auto text = header(order);
+  const auto text = header(order, metadata);
   write(little_endian(text.size()));
   write(text);
   for (const auto* item : order) {

@@ -98,7 +98,9 @@ TEST_F(PretrainedConfig, IsUnderstoodToTheLastField) {
             "x \"" + std::string(99, 'y') + "..." + rule);
   EXPECT_EQ(error("gpt2", R"("hidden_size": 768,)"), "hidden_size 768" + rule);
   EXPECT_EQ(error("llama", R"("quantization_config": {"bits": 4},)"),
-            R"(quantization_config {"bits":4} is not supported (null))");
+            R"(quantization_config {"bits":4} is of weights that another program has quantized, )"
+            "which heed does not read: load the model of which they were made, with "
+            "PretrainedOptions::weights");
   EXPECT_EQ(error("bert", R"("pruned_heads": {"1": [2]},)"),
             R"(pruned_heads {"1":[2]} is not supported ({}))");
   EXPECT_EQ(error("bert", R"("is_decoder": true,)"), "is_decoder true is not supported (false)");

@@ -127,6 +127,25 @@ TEST_F(PretrainedFolder, IsPackedWhileItIsLoaded) {
             "load_pretrained: device (meta) must be the CPU for packed weights");
 }
 
+TEST_F(PretrainedFolder, MayHoldPackedWeights) {
+  const at::NoGradGuard no_grad;
+  const auto tokens = at::arange(5).unsqueeze(0);
+  auto model = load_pretrained(folder_, PretrainedOptions().weights(PackFormat::int8));
+  const auto other = folder_ + "/packed";
+  save_pretrained(model, other, folder_);
+  auto loaded = load_pretrained(other);
+  EXPECT_FALSE(loaded->stack->blocks->ptr<TransformerBlockImpl>(0)
+                   ->feed_forward->fc_in->weight.has_storage());
+  EXPECT_TRUE(loaded->forward(tokens).equal(model->forward(tokens)));
+  // In another dtype, as other folders.
+  auto half = load_pretrained(other, PretrainedOptions().dtype(at::kBFloat16));
+  EXPECT_EQ(half->forward(tokens).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(
+      value_error([&] { load_pretrained(other, PretrainedOptions().weights(PackFormat::int4)); }),
+      "load_pretrained: weights must not be given: those of " + other +
+          "/model.safetensors are packed already");
+}
+
 /// Older files have buffers of another dtype, which the model does not take.
 TEST_F(PretrainedFolder, MayHaveOtherDtypesInWhatIsLeftOut) {
   auto tensors = read_weights(weights_);
