@@ -24,7 +24,11 @@ function(heed_kernel_flags instruction_set variable)
     -mprefer-vector-width=512)
   set(flags_avx512_bf16 ${flags_avx512} -mavx512bf16)
   set(flags_avx512_amx ${flags_avx512_bf16} -mamx-tile -mamx-bf16)
-  set(${variable} -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast
+  set(level -O3)
+  if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
+    set(level -O1)  # with -O3, a kernel that sanitizers check takes four times as long to compile
+  endif()
+  set(${variable} ${level} -fno-math-errno -fno-trapping-math -ffp-contract=fast
     ${flags_${instruction_set}} PARENT_SCOPE)
 endfunction()
 

