@@ -75,7 +75,8 @@ namespace heed {
 /// torch::nn::Cloneable for heed's modules. When pack_weights has packed weights of the module,
 /// these are the functions that throw c10::ValueError and change nothing: `train`, `to` another
 /// dtype or device, `load`, and `save`, which torch::save calls.
-template <typename Derived>
+template <typename Derived>  // a base of Derived may stand between them
+// NOLINTNEXTLINE(bugprone-crtp-constructor-accessibility)
 class Cloneable : public torch::nn::Cloneable<Derived> {
  public:
   using torch::nn::Cloneable<Derived>::Cloneable;

@@ -155,7 +155,7 @@ class HEED_API MultiHeadAttentionImplBase : public Cloneable<Derived> {
       const at::Tensor& query, const ProjectedMemory& memory,
       const std::optional<at::Tensor>& mask = {}, const std::optional<at::Tensor>& bias = {}) const;
 
-  using torch::nn::Module::to;
+  using Cloneable<Derived>::to;
   /// As in torch::nn::Module; ALiBi's slopes stay float32.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   /// As in torch::nn::Module; ALiBi's slopes stay float32.

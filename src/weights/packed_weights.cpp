@@ -127,7 +127,7 @@ void add_packed(const std::string& name, const at::Tensor& weight, NamedTensors&
                 std::map<std::string, std::string>& metadata) {
   const auto& packed = *packed_weight_of(weight);
   const Json text = {{"format", name_of(packed.format)},
-                     {"dtype", *safetensors_name(weight.scalar_type())},
+                     {"dtype", safetensors_name(weight.scalar_type()).value_or("")},
                      {"shape", {packed.outputs, packed.depth}},
                      {"group", packed.group}};
   metadata.emplace(std::string(kPackedKey) + name, text.dump());

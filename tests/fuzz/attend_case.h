@@ -25,6 +25,7 @@ enum Target : int64_t {
   kRotary,       // RotaryEmbedding about the length that it was trained for
   kRotaryCache,  // caches of modules with such an embedding
   kLoss,         // linear_cross_entropy
+  kPacked,       // pack_weights, and files of packed weights
   kTargets,
 };
 

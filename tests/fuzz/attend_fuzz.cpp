@@ -61,7 +61,7 @@ constexpr std::array<void (*)(const Case&), kTargets> kChecks = {
     check_attend,       check_attend, check_varlen, check_module,      check_module,
     check_cached,       check_masks,  check_far,    check_derivative,  check_training,
     check_kv_cache,     check_file,   check_paged,  check_paged_cache, check_rotary,
-    check_rotary_cache, check_loss};
+    check_rotary_cache, check_loss,   check_packed};
 
 void check(const Case& c) {
   at::manual_seed(static_cast<uint64_t>(c.seed));

@@ -136,5 +136,6 @@ void check_paged_cache(const Case& c);
 void check_rotary(const Case& c);
 void check_rotary_cache(const Case& c);
 void check_loss(const Case& c);
+void check_packed(const Case& c);
 
 }  // namespace heed::fuzz

@@ -43,8 +43,8 @@ int64_t draw_target(Draw& draw) {
                 {kKVCache, 6},       {kFile, 2},
                 {kPaged, 16},        {kPagedCache, 4},
                 {kRotary, 4},        {kRotaryCache, 3},
-                {kLoss, 4}};
-  auto rest = draw.below(134);
+                {kLoss, 4},          {kPacked, 4}};
+  auto rest = draw.below(138);
   for (const auto& [target, weight] : kDrawn) {
     if (rest < weight) return target;
     rest -= weight;

@@ -254,12 +254,12 @@ MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Device device, torch::Dtype dtype,
                                                       bool non_blocking) {
-  keep_slopes([&] { torch::nn::Module::to(device, dtype, non_blocking); });
+  keep_slopes([&] { Cloneable<Derived>::to(device, dtype, non_blocking); });
 }
 
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Dtype dtype, bool non_blocking) {
-  keep_slopes([&] { torch::nn::Module::to(dtype, non_blocking); });
+  keep_slopes([&] { Cloneable<Derived>::to(dtype, non_blocking); });
 }
 
 /// Calls `convert`, and gives ALiBi's slopes their dtype and values back. A conversion would round

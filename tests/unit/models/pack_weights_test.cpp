@@ -196,6 +196,10 @@ TEST(PackWeightsErrors, NameWhatPackedModulesCannotDo) {
   EXPECT_ERROR("to: dtype (BFloat16) " + of_dtype, model->to(at::kCPU, at::kBFloat16));
   const std::string of_device = "must be the CPU for weights that are packed by pack_weights";
   EXPECT_ERROR("to: device (meta) " + of_device, model->to(at::Device(at::kMeta)));
+  // An attention converts its slopes in its own way.
+  MultiHeadAttention attention(MultiHeadAttentionOptions(E, H).alibi(true));
+  pack_weights(*attention);
+  EXPECT_ERROR("to: dtype (Double) " + of_dtype, attention->to(at::kDouble));
   for (const auto& parameter : model->parameters()) {
     EXPECT_EQ(parameter.scalar_type(), at::kFloat);
     EXPECT_TRUE(parameter.is_cpu());
