@@ -2,15 +2,21 @@
 # Runs the unit tests, those of several processes and the fuzzers' inputs under AddressSanitizer, LeakSanitizer
 # and UndefinedBehaviorSanitizer. Each test program is four tests; GoogleTest's variable GTEST_FILTER chooses among
 # its cases.
-usage="usage: scripts/sanitize.sh [CTEST ARGUMENT...]
-such as GTEST_FILTER='KVCache*' scripts/sanitize.sh -R modules_test"
+usage="usage: scripts/sanitize.sh [--fuzz] [CTEST ARGUMENT...]
+  --fuzz  only the fuzzers' inputs: random calls of heed in each instruction set, and files
+CTest's arguments choose among the tests, such as GTEST_FILTER='KVCache*' scripts/sanitize.sh -R modules_test"
 
 set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
+targets=all labels=()
+if [ "${1:-}" = --fuzz ]; then
+  targets=fuzz_tests labels=(--label-regex '^fuzz$')
+  shift
+fi
 check_ctest_arguments "$@"
 use_sanitizers
 setup
-build all
-run_ctest "$@"
+build "$targets"
+run_ctest --no-tests=error "${labels[@]}" "$@"
