@@ -81,6 +81,8 @@ class Cloneable : public torch::nn::Cloneable<Derived> {
  public:
   using torch::nn::Cloneable<Derived>::Cloneable;
 
+  /// As torch::nn::Module has them. Throw c10::ValueError where weights are packed.
+  /// @{
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override {
     detail::check_packed_stay(*this, device, dtype);
     torch::nn::Module::to(device, dtype, non_blocking);
@@ -105,6 +107,7 @@ class Cloneable : public torch::nn::Cloneable<Derived> {
     detail::check_not_packed("load", *this, "");
     torch::nn::Module::load(archive);
   }
+  /// @}
 };
 
 }  // namespace heed

@@ -320,7 +320,7 @@ double loss_with_cache(const LanguageModel& trained, const std::string& text,
 }
 
 /// The model is that of an earlier test, which runs train_gpt.
-class TrainedModel : public ::testing::Test {
+class Perplexity : public ::testing::Test {
  protected:
   void SetUp() override {
     const char* text = std::getenv("HEED_TRAINED_TEXT");
@@ -343,7 +343,7 @@ class TrainedModel : public ::testing::Test {
 /// By how much the perplexity is greater, as a part of it.
 double increase(double loss, double exact) { return std::exp(loss - exact) - 1.0; }
 
-TEST_F(TrainedModel, KeepsItsPerplexityWithAnInt8Cache) {
+TEST_F(Perplexity, StaysWithAnInt8Cache) {
   const auto exact = loss({}, {}), int8 = loss({}, CacheOptions().dtype(at::kChar));
   const auto change = increase(int8, exact);
   std::cout << "perplexity " << std::exp(exact) << ", with int8 " << 100.0 * change << " % more\n";
@@ -351,7 +351,7 @@ TEST_F(TrainedModel, KeepsItsPerplexityWithAnInt8Cache) {
   EXPECT_LT(std::abs(change), 1e-3);
 }
 
-TEST_F(TrainedModel, KeepsItsPerplexityWithPackedWeights) {
+TEST_F(Perplexity, StaysWithPackedWeights) {
   const auto exact = loss({}, {});
   for (const auto& [format, most] :
        {std::pair(PackFormat::bfloat16, 1e-3), std::pair(PackFormat::int8, 1e-3),

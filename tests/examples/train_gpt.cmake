@@ -100,7 +100,7 @@ heed_test_example(NAME generate
   RUN $<TARGET_FILE:generate> --model "${gpt}" --prompt "#pragma" --greedy --count 100
   PRINTS "^#pragma.*\n100 tokens in [0-9.]+ s: [0-9]+ tokens/s\n$")
 
-add_test(NAME examples.perplexity COMMAND language_test --gtest_filter=TrainedModel.*)
+add_test(NAME examples.perplexity COMMAND language_test --gtest_filter=Perplexity.*)
 set_tests_properties(examples.perplexity PROPERTIES
   LABELS examples TIMEOUT 120 FIXTURES_REQUIRED gpt
   ENVIRONMENT "HEED_TRAINED_GPT=${gpt};HEED_TRAINED_TEXT=${PROJECT_SOURCE_DIR}/include")

@@ -163,8 +163,9 @@ void check_packed(const at::Tensor& input, const LinearParameters& layer) {
   check_same_dtype(kLinear, "x", input, "weight", weight);
 }
 
-std::vector<at::Tensor> multiply_packed(const at::Tensor& input,
+std::vector<at::Tensor> multiply_packed(const at::Tensor& x,
                                         const std::vector<LinearParameters>& layers) {
+  const auto input = x.defined() && x.is_cpu() ? x.resolve_neg() : x;
   for (const auto& layer : layers) check_packed(input, layer);
   const auto dtype = at::autocast::is_autocast_enabled(at::kCPU)
                          ? at::autocast::get_autocast_dtype(at::kCPU)

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <heed/cost.h>
 #include <heed/model_cost.h>
+#include <heed/pack_weights.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <cstdint>
@@ -72,15 +73,23 @@ TEST(ModelCost, CountsASharedParameterOnce) {
 
 TEST(ModelCost, IsATable) {
   const Decoder model(DecoderOptions(V, block_options(E, H, G), 1));
-  EXPECT_EQ(c10::str(model_cost(*model, 1, 1)),
-            R"(part                 count      parameters       multiply-adds      kv cache bytes
-token embedding          1            1600                   0                   0
-attention                1            3168                3136                 128
-norm                     3             192                   0                   0
-feed-forward             1            8352                8192                   0
-head, tied               1               0                1600                   0
-total                    7           13312               12928                 128
+  EXPECT_EQ(
+      c10::str(model_cost(*model, 1, 1)),
+      R"(part                 count      parameters   parameter bytes       multiply-adds    kv cache bytes
+token embedding          1            1600              6400                   0                 0
+attention                1            3168             12672                3136               128
+norm                     3             192               768                   0                 0
+feed-forward             1            8352             33408                8192                 0
+head, tied               1               0                 0                1600                 0
+total                    7           13312             53248               12928               128
 )");
+  auto packed = Decoder(DecoderOptions(V, block_options(E, H, G), 1));
+  pack_weights(*packed, PackFormat::int8);
+  const auto cost = model_cost(*packed, 1, 1);
+  EXPECT_EQ(cost.total().parameters, 13312);
+  // Panels have 64 outputs, of which fc_out needs 32.
+  EXPECT_EQ(cost.parts[3].name, "feed-forward");
+  EXPECT_EQ(cost.parts[3].parameter_bytes, 128 * 32 + 64 * 128 + (128 + 64) * 4 + (128 + 32) * 4);
 }
 
 TEST(ModelCost, NamesTheSizeThatIsWrongAndNeverOverflows) {

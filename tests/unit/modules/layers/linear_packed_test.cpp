@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randint.h>
@@ -148,6 +149,9 @@ TEST(LinearPacked, TakesManyRowsAndOtherLayouts) {
       EXPECT_TRUE(
           at::equal(detail::linear(input, of_packed),
                     detail::linear(input.contiguous(), packed(weight, layout_of(format), dtype))));
+      // A view whose elements are negated when they are read.
+      EXPECT_TRUE(at::equal(detail::linear(at::_neg_view(input), of_packed),
+                            detail::linear(input.neg(), of_packed)));
     }
   }
 }
