@@ -81,33 +81,36 @@ class Cloneable : public torch::nn::Cloneable<Derived> {
  public:
   using torch::nn::Cloneable<Derived>::Cloneable;
 
-  /// As torch::nn::Module has them. Throw c10::ValueError where weights are packed.
-  /// @{
+  /// Converts the module, unless packed weights would change.
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override {
     detail::check_packed_stay(*this, device, dtype);
     torch::nn::Module::to(device, dtype, non_blocking);
   }
+  /// Converts the module, unless packed weights would change.
   void to(at::ScalarType dtype, bool non_blocking = false) override {
     detail::check_packed_stay(*this, std::nullopt, dtype);
     torch::nn::Module::to(dtype, non_blocking);
   }
+  /// Converts the module, unless packed weights would change.
   void to(at::Device device, bool non_blocking = false) override {
     detail::check_packed_stay(*this, device, std::nullopt);
     torch::nn::Module::to(device, non_blocking);
   }
+  /// Turns training on or off: on only if no weights are packed.
   void train(bool on = true) override {
     if (on) detail::check_not_packed("train", *this, "");
     torch::nn::Module::train(on);
   }
+  /// Writes the module, unless weights are packed.
   void save(torch::serialize::OutputArchive& archive) const override {
     detail::check_not_packed("save", *this, ": save_weights writes them");
     torch::nn::Module::save(archive);
   }
+  /// Reads what `save` wrote, unless weights are packed.
   void load(torch::serialize::InputArchive& archive) override {
     detail::check_not_packed("load", *this, "");
     torch::nn::Module::load(archive);
   }
-  /// @}
 };
 
 }  // namespace heed
