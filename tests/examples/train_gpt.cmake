@@ -80,8 +80,9 @@ heed_test_example(NAME train_digits.folder
   PRINTS "^train_digits: cannot read [^\n]*: Is a directory \\([^\n]*\\)\n$")
 
 set(gpt "${CMAKE_CURRENT_BINARY_DIR}/gpt")
-set(small_gpt --text "${PROJECT_SOURCE_DIR}/include" --layers 2 --width 64 --heads 4 --groups 2
+set(small_layers --text "${PROJECT_SOURCE_DIR}/include" --layers 2 --heads 4 --groups 2
   --context 64 --batch-size 8 --dropout 0.1 --seed 7 --evaluate-every 50)
+set(small_gpt ${small_layers} --width 64)
 # An untrained model needs 8 bits, one that knows how often each letter is about 5.
 heed_test_example(NAME train_gpt.learns
   RUN $<TARGET_FILE:train_gpt> --out "${gpt}" ${small_gpt} --steps 300
@@ -100,10 +101,18 @@ heed_test_example(NAME generate
   RUN $<TARGET_FILE:generate> --model "${gpt}" --prompt "#pragma" --greedy --count 100
   PRINTS "^#pragma.*\n100 tokens in [0-9.]+ s: [0-9]+ tokens/s\n$")
 
+# All its layers have multiples of 32 inputs, the smallest group of int4 weights.
+set(wide_gpt "${CMAKE_CURRENT_BINARY_DIR}/wide_gpt")
+heed_test_example(NAME train_gpt.wide
+  RUN $<TARGET_FILE:train_gpt> --out "${wide_gpt}" ${small_layers} --width 96 --steps 300
+  WRITES "${wide_gpt}/checkpoint.safetensors" "${wide_gpt}/model.json" "${wide_gpt}/model.safetensors"
+         "${wide_gpt}/loss.csv" "${wide_gpt}/loss.png"
+  PRINTS "held out: ")
+set_tests_properties(examples.train_gpt.wide PROPERTIES FIXTURES_SETUP wide_gpt)
 add_test(NAME examples.perplexity COMMAND language_test --gtest_filter=Perplexity.*)
 set_tests_properties(examples.perplexity PROPERTIES
-  LABELS examples TIMEOUT 120 FIXTURES_REQUIRED gpt
-  ENVIRONMENT "HEED_TRAINED_GPT=${gpt};HEED_TRAINED_TEXT=${PROJECT_SOURCE_DIR}/include")
+  LABELS examples TIMEOUT 120 FIXTURES_REQUIRED wide_gpt
+  ENVIRONMENT "HEED_TRAINED_GPT=${wide_gpt};HEED_TRAINED_TEXT=${PROJECT_SOURCE_DIR}/include")
 
 # Stopped and resumed, a run writes the same bytes.
 set(resumed_gpt "${CMAKE_CURRENT_BINARY_DIR}/resumed_gpt")
