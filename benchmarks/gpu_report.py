@@ -2,7 +2,7 @@
 """Turns what scripts/gpu_check.sh ran into Markdown: facts, a table of the tests, the targets,
 tables of the rows.
 
-    gpu_report.py --fact NAME=TEXT ... --tests FILE ... --bench FILE ... [--doc FILE]
+    gpu_report.py --fact NAME=TEXT ... [--tests FILE ...] --bench FILE ... [--doc FILE]
 
 The tests' FILEs are GoogleTest's JSON, one a program; --bench is what heed_bench and gpu_peers.py
 wrote. With --doc, all of it replaces what stands between the markers in that file.
@@ -169,7 +169,7 @@ def memory_table(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fact", action="append", default=[], metavar="NAME=TEXT")
-    parser.add_argument("--tests", nargs="+", type=Path, required=True)
+    parser.add_argument("--tests", nargs="+", type=Path, default=[])
     parser.add_argument("--bench", nargs="+", required=True)
     parser.add_argument("--doc", help="a Markdown file with the markers, to update")
     arguments = parser.parse_args()
@@ -177,7 +177,8 @@ def main():
     facts = [fact.partition("=") for fact in arguments.fact]
     facts += [("heed", "", context["heed"]), ("date", "", context["date"][:10])]
     lines = [f"- {name}: {text}" for name, _, text in facts]
-    lines += ["", "### Tests", "", *test_table(arguments.tests)]
+    if arguments.tests:
+        lines += ["", "### Tests", "", *test_table(arguments.tests)]
     lines += ["", "### Targets", "", *target_table(rows)]
     lines += ["", "### Memory of long sequences", "", *memory_table(rows), *row_tables(rows)]
     publish("\n".join(lines) + "\n", arguments.doc)

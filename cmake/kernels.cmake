@@ -17,6 +17,9 @@ function(heed_kernel_flags instruction_set variable)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # GCC would load early, and then lack registers for the sums.
     set(flags_neon -fno-schedule-insns)
+    # From GCC 13 on, it rounds twice in multiply-adds of short chains, which is slower, and then a result
+    # depends on how rows are shared among threads.
+    set(multiply_adds --param=avoid-fma-max-bits=0)
   endif()
   set(flags_neon_bf16 ${flags_neon} -march=armv8.2-a+bf16)
   set(flags_avx2 -mavx2 -mfma -mf16c)
@@ -30,7 +33,7 @@ function(heed_kernel_flags instruction_set variable)
     set(level -O2 -fno-sanitize=undefined)
   endif()
   set(${variable} ${level} -fno-math-errno -fno-trapping-math -ffp-contract=fast
-    ${flags_${instruction_set}} PARENT_SCOPE)
+    ${multiply_adds} ${flags_${instruction_set}} PARENT_SCOPE)
 endfunction()
 
 # heed_compiles_amx(<variable>): whether the compiler has AMX's tile registers.

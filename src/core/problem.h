@@ -50,6 +50,7 @@ struct PackedSequences {
   bool same_offsets = false;    // queries and keys have the same offsets
   bool enough_keys = false;     // no sequence has fewer keys than queries
   bool single_queries = false;  // each sequence has one query
+  bool has_enough_keys() const { return same_offsets || enough_keys; }
 };
 
 /// Sequences that are padded at their end: only their first queries and keys exist. The last query

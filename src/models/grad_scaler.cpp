@@ -3,6 +3,7 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/ones_like.h>
 #include <heed/fused_adamw.h>
 #include <heed/grad_scaler.h>
@@ -73,6 +74,22 @@ struct GradientGroup {
   at::Tensor inverse, overflow;  // float32 [], on the gradients' device
 };
 
+/// Sets `overflow` to 1 if a gradient is infinite or NaN, and multiplies the gradients by
+/// `inverse`.
+void unscale(GradientGroup& group) {
+  const auto& first = group.tensors.front();
+  if (!first.is_cuda() || first.scalar_type() != at::kBFloat16) {
+    at::_amp_foreach_non_finite_check_and_unscale_(group.tensors, group.overflow, group.inverse);
+    return;
+  }
+  // On CUDA, LibTorch's operator takes no bfloat16.
+  for (auto& gradient : group.tensors) {
+    const auto is_finite = at::isfinite(gradient).all();
+    group.overflow.masked_fill_(is_finite.bitwise_not(), 1.0);
+    gradient.mul_(group.inverse);
+  }
+}
+
 }  // namespace
 
 GradScaler::GradScaler(const GradScalerOptions& options)
@@ -120,9 +137,7 @@ GradScaler::UnscaledOptimizers GradScaler::find_overflow(const Optimizer& optimi
   }
   const auto overflow = at::full({}, groups.empty() ? -1.0 : 0.0, scale_.options());
   UnscaledOptimizers unscaled = {{&optimizer, {overflow}}};
-  for (auto& group : groups) {
-    at::_amp_foreach_non_finite_check_and_unscale_(group.tensors, group.overflow, group.inverse);
-  }
+  for (auto& group : groups) unscale(group);
   for (const auto& group : groups) {
     overflow.add_(detail::to_device(group.overflow, scale_.device()));
   }

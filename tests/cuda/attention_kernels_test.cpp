@@ -102,6 +102,12 @@ TEST(SimulatedFlash, HasWindowsWithBothEnds) {
   expect_flash(5, 9, true, 2, 7, [](auto i, auto j) { return i + 2 <= j && j <= i + 4; });
 }
 
+TEST(SimulatedFlash, ClosesWindowsAfterAsManyKeysAsThereAre) {
+  expect_flash(12, 5, false, 1, {}, [](auto i, auto j) { return i - 8 <= j && j <= i - 2; });
+  expect_flash(12, 5, false, 1, 6, [](auto i, auto j) { return i - 8 <= j && j <= i - 2; });
+  expect_flash(12, 5, false, {}, 6, [](auto, auto) { return true; });
+}
+
 TEST(SimulatedFlash, AttendsToPackedSequences) {
   const auto q = on_device({7, 2, 8}), k = on_device({12, 2, 8}), v = on_device({12, 2, 8});
   const auto offsets = [](std::vector<int64_t> numbers) {
@@ -208,6 +214,9 @@ TEST(SimulatedEfficient, RefusesWhatTheRealOneRefuses) {
               efficient(x, x, x, 0, {}, on_device({1, 1, 8, 8}, at::kFloat));
             }),
             "bias must be [B, H, L, S]");
+  EXPECT_EQ(
+      error_text<c10::Error>([&] { efficient(x, x.narrow(1, 0, 5), x.narrow(1, 0, 5), 2, {}); }),
+      "simulated CUDA: custom_mask_type 2 is wrong where L > S");
 }
 
 TEST(SimulatedKernels, CanBeBroken) {

@@ -69,6 +69,38 @@ TEST(CudaRoutes, TakeTheWidestHeadsOfFlash) {
   EXPECT_NE(path_of(8, 264), AttendPath::flash);
 }
 
+/// cuDNN's kernel takes values that are narrower than keys. SDPA's other kernels would pad them, as
+/// heed does.
+TEST(CudaRoutes, LeaveNarrowValuesToCudnn) {
+  Sizes sizes;
+  sizes.D = 192;
+  sizes.Dv = 128;
+  const auto options = AttendOptions().causal(true);
+  sizes.L = sizes.S;
+  const auto inputs = inputs_of({"narrow values", at::kHalf, sizes, options, {}});
+  EXPECT_EQ(attend_path(inputs, options), AttendPath::flash);
+  const PreferredSdpaKernel cudnn(3);
+  EXPECT_EQ(attend_path(inputs, options), AttendPath::fused);
+}
+
+/// The kernel "flash" shows too few keys to queries before the first key, in windows that are open
+/// to the right or wider than all keys.
+TEST(CudaRoutes, LeaveWideWindowsOfFewKeysToOperators) {
+  const auto path_of = [](int64_t length, int64_t keys, const AttendOptions& options) {
+    Sizes sizes;
+    sizes.L = length;
+    sizes.S = keys;
+    return attend_path(inputs_of({"window", at::kHalf, sizes, options, {}}), options);
+  };
+  const auto left = AttendOptions().left_window(2);
+  const auto right = [](int64_t window) { return AttendOptions().right_window(window); };
+  EXPECT_EQ(path_of(5, 9, left), AttendPath::flash);
+  EXPECT_EQ(path_of(9, 5, left), AttendPath::query_blocks);
+  EXPECT_EQ(path_of(9, 5, right(4)), AttendPath::flash);
+  EXPECT_EQ(path_of(9, 5, right(5)), AttendPath::query_blocks);
+  EXPECT_EQ(path_of(9, 5, AttendOptions().causal(true).left_window(2)), AttendPath::flash);
+}
+
 /// For wider heads the kernel "efficient" leaves the output of a query without keys unwritten.
 TEST(CudaRoutes, PackSequencesWithoutKeysOnlyInNarrowHeads) {
   const auto takes_kernel = [](int64_t head_dim, int64_t value_head_dim) {

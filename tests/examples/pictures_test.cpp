@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -14,6 +13,7 @@
 
 #include "support/heat_map.h"
 #include "support/line_plot.h"
+#include "support/temporary_folder.h"
 
 namespace heed::examples {
 namespace {
@@ -36,13 +36,6 @@ struct Size {
 
 class Pictures : public ::testing::Test {
  protected:
-  Pictures() {
-    auto unique = ::testing::TempDir() + "heed_pictures_XXXXXX";
-    folder_ = ::mkdtemp(unique.data());
-    path_ = folder_ / "picture.png";
-  }
-  ~Pictures() override { fs::remove_all(folder_); }
-
   std::string bytes() const {
     std::ifstream file(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
@@ -74,8 +67,9 @@ class Pictures : public ::testing::Test {
     return bytes();
   }
 
-  fs::path folder_;
-  std::string path_;
+  const test::TemporaryFolder own_folder_{"pictures"};
+  const fs::path& folder_ = own_folder_.path();
+  std::string path_ = folder_ / "picture.png";
 };
 
 TEST_F(Pictures, HeatMapIsPng) {

@@ -1,9 +1,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -14,6 +12,7 @@
 #include "language/gpt.h"
 #include "language/team.h"
 #include "language/trainer.h"
+#include "support/temporary_folder.h"
 
 /// A small GPT of bytes, its training, and the fixture of their tests.
 
@@ -22,19 +21,14 @@ namespace heed::examples {
 /// Files of a test's own, in a folder that goes with it, and a team of one process.
 class Language : public ::testing::Test {
  protected:
-  Language() {
-    auto unique = ::testing::TempDir() + "heed_language_XXXXXX";
-    folder_ = ::mkdtemp(unique.data());
-  }
-  ~Language() override { std::filesystem::remove_all(folder_); }
-
   std::string write(const std::string& name, const std::string& content) const {
     std::filesystem::create_directories((folder_ / name).parent_path());
     std::ofstream(folder_ / name, std::ios::binary) << content;
     return folder_ / name;
   }
 
-  std::filesystem::path folder_;
+  const test::TemporaryFolder own_folder_{"language"};
+  const std::filesystem::path& folder_ = own_folder_.path();
   const std::unique_ptr<Team> team = make_team({});
 };
 

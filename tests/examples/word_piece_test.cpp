@@ -2,12 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "support/temporary_folder.h"
 
 namespace heed::examples {
 namespace {
@@ -19,13 +20,7 @@ const Pieces kVocabulary = {"[PAD]", "[UNK]", "[CLS]", "[SEP]",  "[MASK]", "un",
 
 class WordPiece : public ::testing::Test {
  protected:
-  WordPiece() {
-    auto unique = ::testing::TempDir() + "heed_word_piece_XXXXXX";
-    directory_ = ::mkdtemp(unique.data());
-    path_ = directory_ / "vocab.txt";
-    write(kVocabulary);
-  }
-  ~WordPiece() override { std::filesystem::remove_all(directory_); }
+  WordPiece() { write(kVocabulary); }
 
   void write(const Pieces& vocabulary) const {
     std::ofstream file(path_);
@@ -52,8 +47,9 @@ class WordPiece : public ::testing::Test {
     return "";
   }
 
-  std::filesystem::path directory_;
-  std::string path_;
+  const test::TemporaryFolder folder_{"word_piece"};
+  const std::filesystem::path& directory_ = folder_.path();
+  std::string path_ = directory_ / "vocab.txt";
 };
 
 TEST_F(WordPiece, TakesTheLongestPieces) {

@@ -7,10 +7,8 @@
 #include <heed/weights.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -19,6 +17,7 @@
 
 #include "attend_verdict.h"
 #include "file_tensors.h"
+#include "support/temporary_folder.h"
 #include "support/weight_files.h"
 
 namespace heed::fuzz {
@@ -27,40 +26,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder that goes with it.
-class Folder {
- public:
-  Folder() {
-    auto name = (fs::temp_directory_path() / "heed_fuzz_XXXXXX").string();
-    expect(::mkdtemp(name.data()) != nullptr, "no folder could be made");
-    path_ = name;
+/// Kind, mode and content of everything in a folder, by name.
+std::map<std::string, std::string> content_of(const fs::path& folder) {
+  std::map<std::string, std::string> result;
+  for (const auto& item : fs::recursive_directory_iterator(folder)) {
+    const auto status = item.symlink_status();
+    auto& text = result[item.path().lexically_relative(folder).string()];
+    text = std::to_string(static_cast<int>(status.type())) + " " +
+           std::to_string(static_cast<unsigned>(status.permissions())) + " ";
+    if (fs::is_symlink(status)) text += fs::read_symlink(item.path()).string();
+    if (fs::is_regular_file(status)) text += test::read_bytes(item.path());
   }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  const fs::path& path() const { return path_; }
-
-  /// Kind, mode and content of everything, by name.
-  std::map<std::string, std::string> content() const {
-    std::map<std::string, std::string> result;
-    for (const auto& item : fs::recursive_directory_iterator(path_)) {
-      const auto status = item.symlink_status();
-      auto& text = result[item.path().lexically_relative(path_).string()];
-      text = std::to_string(static_cast<int>(status.type())) + " " +
-             std::to_string(static_cast<unsigned>(status.permissions())) + " ";
-      if (fs::is_symlink(status)) text += fs::read_symlink(item.path()).string();
-      if (fs::is_regular_file(status)) text += test::read_bytes(item.path());
-    }
-    return result;
-  }
-
- private:
-  fs::path path_;
-};
+  return result;
+}
 
 /// A path; the name of the file that it leads to, empty where it can be none; and whether a file
 /// is there.
@@ -198,15 +176,15 @@ std::optional<bool> save(const Case& c, const FileTensors& tensors, const Place&
 }  // namespace
 
 void check_file(const Case& c) {
-  const Folder folder;
+  const test::TemporaryFolder folder("fuzz");
   const auto place = make_place(c, folder.path());
-  const auto before = folder.content();
+  const auto before = content_of(folder.path());
   const auto tensors = draw_file_tensors(c);
   check_loading(tensors, place, /*whole=*/false);
-  expect(folder.content() == before, "loading changed files");
+  expect(content_of(folder.path()) == before, "loading changed files");
 
   const auto saved = save(c, tensors, place);
-  auto after = folder.content();
+  auto after = content_of(folder.path());
   if (!saved) return expect(after == before, "a refusal changed files");
   const auto mode = fs::status(folder.path() / place.target).permissions();
   const auto kept = place.there ? fs::perms(c.place % 16 == 1   ? 0600

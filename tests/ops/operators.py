@@ -133,8 +133,11 @@ class AttendTest(SeededTest):
             own = attend(*inputs, **options)
             whole = compiled(attend, **how)(*inputs, **options)
             self.assertTrue(torch.equal(own, whole))
-            self.assertTrue(are_equal(torch.autograd.grad(own, tensors, weights_like(own)),
-                                      torch.autograd.grad(whole, tensors, weights_like(own))))
+            gradients = [torch.autograd.grad(each, tensors, weights_like(own)) for each in (own, whole)]
+            if own.is_cuda:  # gradients of biases are sums in an order that changes
+                torch.testing.assert_close(*gradients)
+            else:
+                self.assertTrue(are_equal(*gradients))
 
     def test_compiles_to_the_same_bits_without_graph_breaks(self):
         for inputs, options in self.each((torch.float32, torch.bfloat16)):

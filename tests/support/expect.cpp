@@ -64,7 +64,9 @@ template <typename Compare>
                                      const std::vector<at::Tensor>& expected) {
   return in_pairs(actual, expected, [](const at::Tensor& a, const at::Tensor& e) {
     const bool equal = a.defined() && e.defined() ? a.equal(e) : a.defined() == e.defined();
-    return equal ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << "is not equal";
+    if (equal) return ::testing::AssertionSuccess();
+    if (!a.defined() || !e.defined()) return ::testing::AssertionFailure() << "is not equal";
+    return ::testing::AssertionFailure() << "is not equal: " << is_close(a, e, 0.0).message();
   });
 }
 

@@ -4,12 +4,12 @@
 #include <heed/weights.h>
 #include <torch/nn/module.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "support/expect.h"
+#include "support/temporary_folder.h"
 
 namespace heed::test {
 
@@ -34,13 +34,6 @@ inline void write_bytes(const std::filesystem::path& path, const std::string& by
 /// Files of a test's own, in a folder that goes with it.
 class WeightFiles : public ::testing::Test {
  protected:
-  WeightFiles() {
-    auto unique = ::testing::TempDir() + "heed_weights_XXXXXX";
-    directory_ = ::mkdtemp(unique.data());
-    path_ = directory_ / "weights";
-  }
-  ~WeightFiles() override { std::filesystem::remove_all(directory_); }
-
   void write(const std::string& bytes) const { write(path_, bytes); }
   static void write(const std::string& path, const std::string& bytes) { write_bytes(path, bytes); }
 
@@ -53,8 +46,9 @@ class WeightFiles : public ::testing::Test {
     return error.substr(std::min(start.size(), error.size()));
   }
 
-  std::filesystem::path directory_;
-  std::string path_;
+  const TemporaryFolder folder_{"weights"};
+  const std::filesystem::path& directory_ = folder_.path();
+  std::string path_ = directory_ / "weights";
 };
 
 }  // namespace heed::test

@@ -77,14 +77,14 @@ struct SdpaCall {
     return at::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
                                             grouped());
   }
-  /// Whether LibTorch would use one of its fused kernels. LibTorch throws if the program has
-  /// switched off all that could take the call.
-  bool is_fused() const {
+  /// The kernel that LibTorch would use. LibTorch throws if the program has switched off all that
+  /// could take the call.
+  at::SDPBackend choice() const {
     try {
-      return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, grouped()) !=
-             static_cast<int64_t>(at::SDPBackend::math);
+      return static_cast<at::SDPBackend>(
+          at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, grouped()));
     } catch (const c10::Error&) {
-      return false;
+      return at::SDPBackend::error;
     }
   }
 };
@@ -93,6 +93,10 @@ struct SdpaCall {
 /// read once for a group, and the result is a view. The mask must be the same for all queries.
 bool can_fold_heads(const Problem& problem, const at::Tensor& mask, bool causal) {
   if (problem.heads() == problem.groups() || causal) return false;
+  // Kernels for half precision on CUDA read keys once for a group. They share the keys of a single
+  // query among many multiprocessors, but not those of several rows.
+  const bool shares_keys = problem.query.is_cuda() && problem.query.element_size() == 2;
+  if (shares_keys && !mask.defined()) return false;
   // Causal and window without a mask make a mask [L, S], which differs between queries.
   if (mask.defined() && (mask.dim() != 4 || mask.size(1) != 1 || mask.size(2) != 1)) return false;
   // The axes H / G and L of [B, G, H / G, L, D] must merge without a copy.
@@ -102,14 +106,12 @@ bool can_fold_heads(const Problem& problem, const at::Tensor& mask, bool causal)
 
 /// Makes the call of at::scaled_dot_product_attention with this mask, which may be undefined.
 SdpaCall call_of(const Problem& problem, const at::Tensor& mask) {
-  const auto head_dim = std::max(problem.head_dim(), problem.value_head_dim());
-  SdpaCall call{pad_head_dim(problem.query, head_dim),
-                pad_head_dim(problem.key, head_dim),
-                pad_head_dim(problem.value, head_dim),
-                {},
-                problem.dropout,
-                passes_as_causal(problem),
-                problem.scale};
+  const auto widest = std::max(problem.head_dim(), problem.value_head_dim());
+  const auto operand = [&](const at::Tensor& tensor) {
+    return pad_head_dim(tensor, tensor.is_cuda() ? tensor.size(3) : widest);
+  };
+  SdpaCall call{operand(problem.query), operand(problem.key),      operand(problem.value), {},
+                problem.dropout,        passes_as_causal(problem), problem.scale};
   if (mask.defined()) call.mask = mask;
   if (can_fold_heads(problem, mask, call.causal)) {
     const auto rows = problem.heads() / problem.groups() * problem.query_length();
@@ -128,8 +130,7 @@ bool needs_no_copies(const Problem& problem) {
       !problem.bias.defined() || (problem.bias.scalar_type() == problem.query.scalar_type() &&
                                   !(problem.needs_grad() && problem.bias.requires_grad()));
   return !has_more_than_scores(problem) && problem.mask_batch == MaskBatch::each &&
-         !problem.block_mask && good_bias && (!problem.causal || passes_as_causal(problem)) &&
-         problem.head_dim() == problem.value_head_dim();
+         !problem.block_mask && good_bias && (!problem.causal || passes_as_causal(problem));
 }
 
 at::Tensor call_sdpa(const Problem& given) {
@@ -223,7 +224,11 @@ bool takes(const Problem& problem) {
   if (!takes || !problem.query.is_cuda()) return takes;
   // The choice of a kernel depends on the shape and dtype of the mask alone.
   const auto& scores = problem.bias.defined() ? problem.bias : problem.mask;
-  return needs_no_copies(problem) && call_of(problem, scores).is_fused();
+  if (!needs_no_copies(problem)) return false;
+  const auto choice = call_of(problem, scores).choice();
+  if (problem.head_dim() != problem.value_head_dim())
+    return choice == at::SDPBackend::cudnn_attention;
+  return choice != at::SDPBackend::math && choice != at::SDPBackend::error;
 }
 
 Attended attend(const Problem& problem) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 /// The attention of CUDA's kernels, as LibTorch's sources say that they compute it, with what they
@@ -31,6 +32,16 @@ class BrokenKernel {
 
  private:
   const std::string kernel_;
+};
+
+/// While it lives, SDPA says that it chooses this kernel for every call: 3 is cuDNN's, which the
+/// simulated device lacks.
+class PreferredSdpaKernel {
+ public:
+  explicit PreferredSdpaKernel(int64_t choice);
+  ~PreferredSdpaKernel();
+  PreferredSdpaKernel(const PreferredSdpaKernel&) = delete;
+  PreferredSdpaKernel& operator=(const PreferredSdpaKernel&) = delete;
 };
 
 }  // namespace heed::test

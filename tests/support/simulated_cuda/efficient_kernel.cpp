@@ -39,8 +39,10 @@ struct EfficientCall {
     TORCH_CHECK(mask_type >= 0 && mask_type <= 2, "invalid custom_mask_type");
     TORCH_CHECK(!has_window() || mask_type > 0, "custom_mask_type not supported");  // KF:616
     // Below 2.15 the offset of the diagonal is unsigned (KF:143).
-    TORCH_CHECK(mask_type != 2 || is_packed() || query.size(1) <= key.size(1),
-                "simulated CUDA: custom_mask_type 2 is wrong where L > S");
+    for (const auto& s : sequences()) {
+      TORCH_CHECK(mask_type != 2 || s.keys == 0 || s.queries <= s.keys,
+                  "simulated CUDA: custom_mask_type 2 is wrong where L > S");
+    }
     TORCH_CHECK(!is_packed() || dropout == 0.0,
                 "simulated CUDA: dropout is wrong between offsets");  // KF:206, KB:767
     for (const auto* tensor : {&query, &key, &value}) {
@@ -146,6 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
   TORCH_CHECK(!of_bias || call.bias.defined(),
               "bias_requires_grad is true but no bias was provided");                     // BIN
   TORCH_CHECK(!call.is_packed() || longest_key > 0, "max_seqlen_k must be above 0");      // BWD:332
+  TORCH_CHECK(longest_key <= key.size(1), "Invalid max_seqlen_k:", longest_key);          // BWD:336
   TORCH_CHECK(output.is_contiguous(), "simulated CUDA: out must be contiguous");          // KB:684
   TORCH_CHECK(lse.size(-1) % 8 == 0 && lse.numel() > 0, "lse is not correctly aligned");  // KB:1189
   TORCH_CHECK(!call.has_window() || mask_type != 2 || query.size(1) == key.size(1),
@@ -159,6 +162,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
                    on_host(call.bias), softmax, /*beyond=*/0.0, [&](const Sequence& s, size_t i) {
                      return host_lse[static_cast<int64_t>(i)].narrow(1, 0, s.queries);
                    });
+  for (const auto& s : call.sequences()) {
+    // Without keys nothing is written (KB:1290).
+    if (s.keys == 0) on_host(found.query).narrow(1, s.first_query, s.queries).fill_(NAN);
+  }
   const auto bias_gradient =
       of_bias ? on_device(at::stack(found.biases).to(call.bias.scalar_type())) : Tensor();
   return {found.query, found.key, found.value, bias_gradient};

@@ -71,12 +71,20 @@ struct FlashCall {
     }
   }
 
-  /// FA:399-404, ATT:920: both ends belong to the window; causal overwrites the right one.
+  /// FA:399-404, ATT:920: both ends belong to the window; causal overwrites the right one. If only
+  /// one is given that is narrower than the longest sequence, the other becomes as wide as that
+  /// (FA:123).
   Softmax softmax(uint64_t seed) const {
+    const auto longest = is_packed() ? longest_key.guard_int(__FILE__, __LINE__) : key.size(1);
+    const auto end = [&](const std::optional<c10::SymInt>& given) {
+      const auto size = given ? given->guard_int(__FILE__, __LINE__) : -1;
+      return size >= longest ? -1 : size;
+    };
     Span span;
-    if (left) span.left = left->guard_int(__FILE__, __LINE__);
-    if (right) span.right = right->guard_int(__FILE__, __LINE__);
-    if (causal) span.right = 0;
+    span.left = end(left);
+    span.right = causal ? 0 : end(right);
+    if (span.left >= 0 && span.right < 0) span.right = longest;
+    if (span.left < 0 && span.right > 0) span.left = longest;
     return {scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1)))), dropout, span,
             seed};
   }

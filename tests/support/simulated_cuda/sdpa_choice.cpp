@@ -6,6 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "support/simulated_cuda/attention_kernels.h"
+
 /// The kernel that SDPA chooses.
 
 namespace heed::test::kernels {
@@ -13,6 +15,11 @@ namespace heed::test::kernels {
 namespace {
 
 using at::Tensor;
+
+std::optional<int64_t>& preferred() {
+  static std::optional<int64_t> choice;
+  return choice;
+}
 
 /// The choices that an A100 can run: 0 math, 1 flash, 2 memory-efficient (SDPU, UCPP).
 std::vector<int64_t> possible_choices(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -43,6 +50,7 @@ std::vector<int64_t> possible_choices(const Tensor& query, const Tensor& key, co
 int64_t sdpa_choice(const Tensor& query, const Tensor& key, const Tensor& value,
                     const std::optional<Tensor>& mask, double /*dropout*/, bool causal,
                     std::optional<double> /*scale*/, bool enable_gqa) {
+  if (preferred()) return *preferred();
   const auto& context = at::globalContext();
   const std::array<bool, 3> allowed = {context.userEnabledMathSDP(), context.userEnabledFlashSDP(),
                                        context.userEnabledMemEfficientSDP()};
@@ -63,3 +71,11 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("_fused_sdp_choice", sdpa
 }  // namespace
 
 }  // namespace heed::test::kernels
+
+namespace heed::test {
+
+PreferredSdpaKernel::PreferredSdpaKernel(int64_t choice) { kernels::preferred() = choice; }
+
+PreferredSdpaKernel::~PreferredSdpaKernel() { kernels::preferred().reset(); }
+
+}  // namespace heed::test

@@ -167,6 +167,7 @@ class Call {
       value = to_host(value, alias != nullptr && alias->isWrite());
     }
     check_devices(schema.name());
+    check_dtypes(schema.name());
     std::optional<Draws> draws;
     if (draws_numbers(schema)) draws.emplace();
     op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
@@ -277,6 +278,16 @@ class Call {
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 "cuda:0 and cpu! (when checking arguments of ",
                 name, ")");
+  }
+
+  /// AmpKernels.cu:150 of 2.11.
+  void check_dtypes(const std::string& name) const {
+    if (name != "aten::_amp_foreach_non_finite_check_and_unscale_") return;
+    for (const auto& moved : moved_) {
+      TORCH_CHECK(
+          moved.device.scalar_type() != at::kBFloat16,
+          "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'");
+    }
   }
 
   /// A result that lies where an argument does is a view of it.

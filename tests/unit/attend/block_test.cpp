@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <heed/attend.h>
 #include <heed/masks.h>
@@ -111,16 +112,18 @@ TEST(AttendBlock, IsTheSameForAnyNumberOfThreads) {
     auto options = AttendOptions().bias(bias).causal(true).dropout(0.2);
     options.window(c.window);
     const auto threads = at::get_num_threads();
+    const std::vector<int> counts = {1, 2, 5, 16};
     std::vector<Computed> results;
-    for (const int count : {1, 2, 5, 16}) {
+    for (const int count : counts) {
       at::set_num_threads(count);
       torch::manual_seed(moved(3));
       results.push_back(compute(AttendPath::block, inputs, options, gradient));
     }
     at::set_num_threads(threads);
     for (size_t i = 1; i < results.size(); ++i) {
-      EXPECT_TRUE(results[i].output.equal(results[0].output)) << "H " << c.H;
-      EXPECT_TRUE(are_equal(results[i].gradients, results[0].gradients)) << "H " << c.H;
+      const auto name = fmt::format("H {}, {} threads", c.H, counts[i]);
+      EXPECT_TRUE(are_equal({results[i].output}, {results[0].output})) << name;
+      EXPECT_TRUE(are_equal(results[i].gradients, results[0].gradients)) << name;
     }
   }
 }
@@ -162,6 +165,7 @@ TEST(AttendBlock, SumsByDistanceTheSameForAnyNumberOfThreads) {
   const ScopedPath scope(AttendPath::block);
   torch::manual_seed(moved(9));
   const auto threads = at::get_num_threads();
+  const std::vector<int> counts = {1, 2, 3, 7, 16};
   for (const auto& s : {Sizes{3, 4, 2, 300, 700, 16, 16}, Sizes{1, 2, 1, 150, 1600, 16, 16},
                         Sizes{2, 8, 2, 50, 500, 16, 16}}) {
     for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -169,14 +173,16 @@ TEST(AttendBlock, SumsByDistanceTheSameForAnyNumberOfThreads) {
       const auto gradient = uniform({s.B, s.H, s.L, s.Dv}, dtype);
       for (const auto& [name, options] : calls_by_distance(s)) {
         std::vector<Computed> results;
-        for (const int count : {1, 2, 3, 7, 16}) {
+        for (const int count : counts) {
           at::set_num_threads(count);
           results.push_back(compute_by_distance(inputs, options, gradient));
         }
         at::set_num_threads(threads);
-        for (const auto& result : results) {
-          EXPECT_TRUE(result.output.equal(results[0].output)) << name << ", " << dtype;
-          EXPECT_TRUE(are_equal(result.gradients, results[0].gradients)) << name << ", " << dtype;
+        for (size_t i = 1; i < results.size(); ++i) {
+          const auto at_count =
+              fmt::format("L {}, {}, {}, {} threads", s.L, name, c10::toString(dtype), counts[i]);
+          EXPECT_TRUE(are_equal({results[i].output}, {results[0].output})) << at_count;
+          EXPECT_TRUE(are_equal(results[i].gradients, results[0].gradients)) << at_count;
         }
       }
     }
@@ -390,9 +396,22 @@ TEST(AttendBlock, ABiasOfZeroChangesNoBit) {
   }
 }
 
+/// Each thread has memory of its own.
+class TwoThreads {
+ public:
+  TwoThreads() : threads_(at::get_num_threads()) { at::set_num_threads(2); }
+  ~TwoThreads() { at::set_num_threads(threads_); }
+  TwoThreads(const TwoThreads&) = delete;
+  TwoThreads& operator=(const TwoThreads&) = delete;
+
+ private:
+  int threads_;
+};
+
 /// No tensor of L x S, in the forward and in the backward pass, whatever the options.
 TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
   const ScopedPath scope(AttendPath::block);
+  const TwoThreads threads;
   const auto peak = [](int64_t length) {
     const Sizes s{1, 2, 2, length, length, 16, 16};
     const auto inputs = with_grad(make_inputs(s, at::kFloat));
@@ -412,6 +431,7 @@ TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
 /// Windows, global tokens and biases by distance need no matrix of L x S.
 TEST(AttendBlock, NeedsMemoryLinearInTheLengthByDistance) {
   const ScopedPath scope(AttendPath::block);
+  const TwoThreads threads;
   const auto peak = [](int64_t length) {
     const Sizes s{1, 2, 2, length, length, 16, 16};
     const auto inputs = with_grad(make_inputs(s, at::kFloat));

@@ -222,7 +222,10 @@ TEST_P(AttendVarlen, TakesOffsetsOf32Bits) {
           computed(c, call, /*with_lse=*/true, queries.to(at::kInt), keys.to(device, at::kInt));
       EXPECT_TRUE(actual.output.equal(expected.output)) << c.name;
       EXPECT_TRUE(actual.lse.equal(expected.lse)) << c.name;
-      EXPECT_TRUE(are_equal(actual.gradients, expected.gradients)) << c.name;
+      // On CUDA, gradients of biases are sums in an order that changes.
+      EXPECT_TRUE(device.is_cpu() ? are_equal(actual.gradients, expected.gradients)
+                                  : are_alike(actual.gradients, expected.gradients, 1e-6))
+          << c.name;
     }
   }
 }

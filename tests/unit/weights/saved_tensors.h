@@ -5,7 +5,6 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/utils.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -14,6 +13,7 @@
 
 #include "support/expect.h"
 #include "support/seeds.h"
+#include "support/temporary_folder.h"
 
 /// Tensors in archives of TorchScript, and the fixture of the tests that load them.
 
@@ -69,13 +69,7 @@ inline void expect_equal_tensors(const Tensors& actual, const Tensors& expected)
 /// Files in a folder of a test, whose tensors `save` writes as a TorchScript archive.
 class Weights : public ::testing::Test {
  protected:
-  Weights() {
-    torch::manual_seed(moved(13));
-    auto unique = ::testing::TempDir() + "heed_weights_XXXXXX";
-    directory_ = ::mkdtemp(unique.data());
-    path_ = directory_ / "weights.pt";
-  }
-  ~Weights() override { std::filesystem::remove_all(directory_); }
+  Weights() { torch::manual_seed(moved(13)); }
 
   void save(const Tensors& parameters, const Tensors& buffers = Tensors()) const {
     script_module("Saved", parameters, buffers).save(path_);
@@ -87,8 +81,9 @@ class Weights : public ::testing::Test {
     return value_error([&] { load_weights(module, path_, options); });
   }
 
-  std::filesystem::path directory_;
-  std::string path_;
+  const TemporaryFolder folder_{"weights"};
+  const std::filesystem::path& directory_ = folder_.path();
+  std::string path_ = directory_ / "weights.pt";
 };
 
 }  // namespace heed::test

@@ -219,6 +219,23 @@ bool can_sort_documents(const Problem& problem) {
          problem.documents.is_same(problem.key_documents) && returns(kFlash, "rng_state");
 }
 
+/// Whether the host knows that no sequence has fewer keys than queries.
+bool has_enough_keys(const Problem& problem) {
+  if (const auto* padded = problem.padded()) return padded->enough_keys;
+  if (const auto* packed = problem.packed()) return packed->has_enough_keys();
+  return problem.query_length() <= problem.key_length();
+}
+
+/// Whether the kernel "flash" can count the keys to the right that a window shows. Of a window that
+/// is open on that side, or wider than the longest sequence, it shows as many keys as that sequence
+/// has. A query before the first key, of a sequence with fewer keys than queries, may see more.
+bool counts_keys_to_the_right(const Problem& problem) {
+  if (problem.causal || !problem.has_window() || has_enough_keys(problem)) return true;
+  const auto* packed = problem.packed();
+  const auto longest = packed ? packed->longest_key : problem.key_length();
+  return problem.right_window && *problem.right_window < longest;
+}
+
 bool may_use_flash(const Problem& problem) {
   constexpr int64_t kLargestHeadDim = 256;
   return may_use_kernels(problem) && is_half(problem) && !problem.has_scores() &&
@@ -226,7 +243,8 @@ bool may_use_flash(const Problem& problem) {
          // The kernel takes the largest product before it scales, so the scale must be above 0.
          problem.scale >= std::numeric_limits<float>::min() &&
          (!problem.documents.defined() || can_sort_documents(problem)) &&
-         at::globalContext().userEnabledFlashSDP() && has_cuda_kernel(kFlash);
+         counts_keys_to_the_right(problem) && at::globalContext().userEnabledFlashSDP() &&
+         has_cuda_kernel(kFlash);
 }
 
 /// Whether the kernel "efficient" can count the keys that causal and window show. It counts from
@@ -256,9 +274,7 @@ bool can_pack(const Problem& problem) {
 
 /// Whether a query may see no key, as far as the host knows.
 bool may_lack_keys(const Problem& problem) {
-  if (const auto* padded = problem.padded()) return !padded->enough_keys;
-  const auto* packed = problem.packed();
-  return problem.has_scores() || (packed && !packed->same_offsets && !packed->enough_keys);
+  return problem.has_scores() || (problem.has_lengths() && !has_enough_keys(problem));
 }
 
 bool may_use_efficient(const Problem& problem) {

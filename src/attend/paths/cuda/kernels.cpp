@@ -120,7 +120,10 @@ NamedValues efficient_backward_arguments(const Problem& problem, const KernelRes
   auto arguments = efficient_arguments(problem);
   const auto* packed = problem.packed();
   arguments.emplace_back("max_seqlen_q", packed ? packed->longest_query : problem.query_length());
-  arguments.emplace_back("max_seqlen_k", packed ? packed->longest_key : problem.key_length());
+  // A longest length may be a bound, but the kernel takes none above the number of keys.
+  arguments.emplace_back("max_seqlen_k", packed
+                                             ? std::min(packed->longest_key, problem.key_length())
+                                             : problem.key_length());
   arguments.emplace_back("grad_out_",
                          rows(Kernel::efficient, problem, output_gradient).contiguous());
   arguments.emplace_back("out", rows(Kernel::efficient, problem, result.output).contiguous());
@@ -136,6 +139,17 @@ NamedValues efficient_backward_arguments(const Problem& problem, const KernelRes
 at::Tensor without_unvisited(const Problem& problem, const at::Tensor& bias_gradient) {
   if (!problem.causal) return bias_gradient;
   return bias_gradient.masked_fill(allowed_keys(problem).bitwise_not(), 0.0);
+}
+
+/// Sets the gradient of queries without keys to 0, because the kernel does not write it.
+at::Tensor without_unwritten(const Problem& problem, const at::Tensor& query_gradient) {
+  const auto* packed = problem.packed();
+  if (packed == nullptr || packed->has_enough_keys()) return query_gradient;
+  const auto keys = packed->key_offsets.diff();
+  const auto sequence = sequence_of_tokens(packed->query_offsets, problem.query_length())
+                            .clamp_max_(keys.size(0) - 1);
+  const auto has_no_key = keys.index_select(0, sequence).eq(0);  // [T]
+  return query_gradient.masked_fill(has_no_key.view({1, 1, -1, 1}), 0.0);
 }
 
 }  // namespace
@@ -166,7 +180,9 @@ std::array<at::Tensor, 4> kernel_backward(Kernel kernel, const Problem& problem,
   const auto found =
       call_operator(kernel == Kernel::flash ? kFlashBackward : kEfficientBackward,
                     backward_arguments(kernel, problem, result, output_gradient, of_bias));
-  return {heads(found[0].toTensor()), heads(found[1].toTensor()), heads(found[2].toTensor()),
+  const auto query_gradient = heads(found[0].toTensor());
+  return {kernel == Kernel::efficient ? without_unwritten(problem, query_gradient) : query_gradient,
+          heads(found[1].toTensor()), heads(found[2].toTensor()),
           of_bias ? without_unvisited(problem, found[3].toTensor()) : at::Tensor()};
 }
 

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -99,19 +100,22 @@ void add_sequences(Problem& small, const Problem& problem) {
     const auto offsets = [&](const std::vector<int64_t>& ends) {
       return integers(ends, problem).to(at::kInt);
     };
-    const auto queries = offsets({0, 7, 7, 40});
+    const bool enough = given->has_enough_keys();
     // The second sequence has keys but no queries. Unless all sequences have enough keys, the
-    // first has fewer keys than queries.
-    const auto keys = same                 ? queries
-                      : given->enough_keys ? offsets({0, 9, 12, 72})
-                                           : offsets({0, 2, 20, 72});
-    small.sequences = PackedSequences{queries, keys, {}, 33, 72, same, given->enough_keys};
+    // first has fewer keys than queries, and the third has none.
+    const auto queries = enough ? offsets({0, 7, 7, 40}) : offsets({0, 7, 7, 9, 40});
+    const auto keys = same     ? queries
+                      : enough ? offsets({0, 9, 12, 72})
+                               : offsets({0, 2, 20, 20, 72});
+    small.sequences =
+        PackedSequences{queries, keys, {}, 33, small.key_length(), same, given->enough_keys};
   }
   if (const auto* given = problem.padded()) {
     const bool fewer = given->query_lengths.defined();
+    const auto fewer_keys = given->enough_keys ? std::max<int64_t>(29, small.query_length()) : 29;
     small.sequences =
         PaddedSequences{fewer ? integers({small.query_length(), 1}, problem) : at::Tensor(),
-                        integers({small.key_length(), 29}, problem), given->enough_keys};
+                        integers({small.key_length(), fewer_keys}, problem), given->enough_keys};
   }
   if (problem.documents.defined()) {
     small.documents = at::arange(small.query_length(), problem.query.options().dtype(at::kLong))
