@@ -25,7 +25,8 @@ function(heed_kernel_flags instruction_set variable)
   set(flags_avx2 -mavx2 -mfma -mf16c)
   set(flags_avx512 ${flags_avx2} -mavx512f -mavx512dq -mavx512bw -mavx512vl
     -mprefer-vector-width=512)
-  set(flags_avx512_bf16 ${flags_avx512} -mavx512bf16)
+  # Every processor with AVX512-BF16 has VNNI, products of bytes.
+  set(flags_avx512_bf16 ${flags_avx512} -mavx512bf16 -mavx512vnni)
   set(flags_avx512_amx ${flags_avx512_bf16} -mamx-tile -mamx-bf16)
   set(level -O3)
   if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=" AND NOT instruction_set STREQUAL baseline)

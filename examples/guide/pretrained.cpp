@@ -19,7 +19,10 @@ void header_example() {
 
   heed::save_pretrained(small, "Llama-3.2-1B-int8", "Llama-3.2-1B");
   auto again = heed::load_pretrained("Llama-3.2-1B-int8");
+  auto rounded = heed::PackOptions(heed::PackFormat::int8).quantize_activations(true);
+  auto fast = heed::load_pretrained("Llama-3.2-1B", heed::PretrainedOptions().weights(rounded));
   const torch::NoGradGuard no_grad;
+  std::cout << "rounded " << fast->forward(torch::zeros({1, 9}, torch::kLong)).sizes() << '\n';
   auto tokens = torch::tensor({{12, 7, 80}});
   std::cout << "packed, the same: " << again->forward(tokens).equal(small->forward(tokens)) << '\n';
 }

@@ -4,24 +4,30 @@
 
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 #include "support/command_line.h"
 
 namespace heed::examples {
 
-/// The option --weights of programs that run a model.
+/// The options --weights and --quantize-activations of programs that run a model.
 struct WeightsArgument {
   std::string name = "plain";
+  bool quantize_activations = false;
 
   /// Empty if the weights are not packed.
   std::optional<PackOptions> chosen() const {
+    if (quantize_activations && name != "int8") {
+      throw std::invalid_argument("--quantize-activations needs --weights int8");
+    }
     static const std::map<std::string, PackFormat> formats = {{"packed", PackFormat::as_is},
                                                               {"bfloat16", PackFormat::bfloat16},
                                                               {"int8", PackFormat::int8},
                                                               {"int4", PackFormat::int4}};
     const auto format = formats.find(name);
-    return format == formats.end() ? std::nullopt : std::optional(PackOptions(format->second));
+    if (format == formats.end()) return std::nullopt;
+    return PackOptions(format->second).quantize_activations(quantize_activations);
   }
 };
 
@@ -29,6 +35,8 @@ inline void add_weights_option(CommandLine& app, WeightsArgument& weights) {
   app.choice("--weights", weights.name,
              "plain: as they are; packed: in the layout of products, or with fewer bits as well",
              {"plain", "packed", "bfloat16", "int8", "int4"});
+  app.add_flag("--quantize-activations", weights.quantize_activations,
+               "with --weights int8: round the inputs of products to 8 bits too, for long prompts");
 }
 
 }  // namespace heed::examples

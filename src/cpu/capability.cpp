@@ -125,7 +125,7 @@ std::vector<const InstructionSet*> find_instruction_sets() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
     sets.push_back(&avx512::instruction_set);
-    if (__builtin_cpu_supports("avx512bf16")) {
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
       sets.push_back(&avx512_bf16::instruction_set);
 #ifdef HEED_AMX_KERNELS
       if (has_bfloat16_tiles() && may_use_tile_registers()) {
@@ -177,7 +177,7 @@ const InstructionSet& no_kernels() {
   static const PackedKernels packed{};
   static const ScoreKernels scores{};
   static const InstructionSet none = {
-      "none", /*vector_bytes=*/0, /*registers=*/0, false,  false,  false,
+      "none", /*vector_bytes=*/0, /*registers=*/0, false,  false,  false, false,
       decode, few_rows,           layers,          matrix, packed, scores};
   return none;
 }

@@ -66,6 +66,10 @@ void check_options(const PackOptions& options) {
       options.format() == PackFormat::int4 || options.embedding_format() == PackFormat::int4;
   HEED_CHECK(has_int4 || !options.zero_point(), "{}: zero_point needs the format int4",
              kPackWeights);
+  const bool has_int8 =
+      options.format() == PackFormat::int8 || options.embedding_format() == PackFormat::int8;
+  HEED_CHECK(has_int8 || !options.quantize_activations(),
+             "{}: quantize_activations needs the format int8", kPackWeights);
 }
 
 void check_weight(const PackedPlace& place) {
@@ -154,6 +158,8 @@ class Places {
       layout.group = options_.group_size();
       layout.zero_point = options_.zero_point();
     }
+    layout.quantize_activations =
+        options_.quantize_activations() && layout.format == PackedFormat::int8;
     places_.push_back({named(name) + ".weight", &layer, &weight, layout});
   }
 

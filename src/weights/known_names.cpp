@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "weights/dotted_names.h"
+#include "weights/formats/bytes.h"
 #include "weights/similar_names.h"
 #include "weights/translation.h"
 
@@ -164,9 +165,7 @@ std::optional<std::string> known_quantization(const NamedTensors& file) {
   };
   for (const auto& [end, program] : ends) {
     const bool has = std::any_of(file.begin(), file.end(), [&, &end = end](const auto& item) {
-      const auto& name = item.first;
-      return name.size() > end.size() &&
-             name.compare(name.size() - end.size(), end.size(), end) == 0;
+      return item.first.size() > end.size() && ends_with(item.first, end);
     });
     if (has) return program;
   }

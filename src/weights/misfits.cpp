@@ -51,9 +51,7 @@ Names with_translation(const std::vector<Unexpected>& unexpected) {
   Names result;
   for (const auto& [name, in_file, note] : unexpected) {
     auto theirs = c10::Join(", ", in_file);
-    const bool same = theirs.size() >= name.size() &&
-                      theirs.compare(theirs.size() - name.size(), name.size(), name) == 0;
-    if (!same) theirs += fmt::format(" (by the name map {})", name);
+    if (!ends_with(theirs, name)) theirs += fmt::format(" (by the name map {})", name);
     result.push_back(note.empty() ? theirs : fmt::format("{} ({})", theirs, note));
   }
   return result;
@@ -170,7 +168,7 @@ Counts missing_submodules(const Misfits& misfits) {
     if (name.size() <= end.size()) continue;
     const auto submodule = name.substr(0, name.size() - end.size());
     const bool has_all =
-        name.compare(submodule.size(), end.size(), end) == 0 &&
+        ends_with(name, end) &&
         std::all_of(misfits.unexpected.begin(), misfits.unexpected.end(), [&](const auto& other) {
           return missing.count(submodule + "." + other.name) > 0;
         });

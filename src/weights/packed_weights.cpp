@@ -9,6 +9,7 @@
 
 #include "core/checks.h"
 #include "modules/layers/packable.h"
+#include "weights/formats/bytes.h"
 #include "weights/formats/file_tensors.h"
 #include "weights/formats/safetensors.h"
 #include "weights/formats/safetensors_dtypes.h"
@@ -51,10 +52,15 @@ std::optional<Description> parsed(const std::string& text) {
   const auto outputs = size_in(json["shape"][0]), depth = size_in(json["shape"][1]);
   const auto group = size_in(json["group"]);
   if (!format || !dtype || !outputs || !depth || !group) return std::nullopt;
+  const auto quantizes = json.value("quantize_activations", Json(false));
+  if (!quantizes.is_boolean()) return std::nullopt;
+  PackedLayout layout{*format, *group};
+  layout.quantize_activations = quantizes.get<bool>();
+  if (layout.quantize_activations && *format != PackedFormat::int8) return std::nullopt;
   const bool has_dtype = *dtype == at::kFloat || *dtype == at::kBFloat16 || *dtype == at::kHalf;
   const bool has_group = is_group(*format, *group) && (*group == 0 || *depth % *group == 0);
   if (!has_dtype || !has_group || *outputs == 0 || *depth == 0) return std::nullopt;
-  return Description{{*format, *group}, *dtype, *outputs, *depth};
+  return Description{layout, *dtype, *outputs, *depth};
 }
 
 std::string described(const PackedShape& shape) {
@@ -69,7 +75,8 @@ at::Tensor take(const std::string& name, const std::string& text, FileEntries& f
              "load_weights: {}: {} must be packed by this version of heed; its metadata is {}",
              source, in_quotes(name), in_quotes(text));
   const auto& [layout, dtype, outputs, depth] = *found;
-  PackedWeight weight{layout.format, outputs, depth, layout.group, {}, {}, {}};
+  PackedWeight weight{
+      layout.format, outputs, depth, layout.group, {}, {}, {}, layout.quantize_activations};
   const auto shapes = packed_shapes(layout, outputs, depth);
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (shapes[i].sizes.empty()) continue;
@@ -91,11 +98,9 @@ at::Tensor take(const std::string& name, const std::string& text, FileEntries& f
 /// The layer whose weight has this name; null if there is none.
 torch::nn::Module* layer_of(torch::nn::Module& module, const std::string& name) {
   if (name == kWeight.substr(1)) return &module;
-  if (name.size() <= kWeight.size()) return nullptr;
-  const auto end = name.size() - kWeight.size();
-  if (name.compare(end, kWeight.size(), kWeight) != 0) return nullptr;
+  if (!ends_with(name, kWeight)) return nullptr;
   const auto children = module.named_modules("", /*include_self=*/false);
-  const auto* found = children.find(name.substr(0, end));
+  const auto* found = children.find(name.substr(0, name.size() - kWeight.size()));
   return found != nullptr ? found->get() : nullptr;
 }
 
@@ -126,10 +131,11 @@ FileEntries with_packed(FileEntries file) {
 void add_packed(const std::string& name, const at::Tensor& weight, NamedTensors& tensors,
                 std::map<std::string, std::string>& metadata) {
   const auto& packed = *packed_weight_of(weight);
-  const Json text = {{"format", name_of(packed.format)},
-                     {"dtype", safetensors_name(weight.scalar_type()).value_or("")},
-                     {"shape", {packed.outputs, packed.depth}},
-                     {"group", packed.group}};
+  Json text = {{"format", name_of(packed.format)},
+               {"dtype", safetensors_name(weight.scalar_type()).value_or("")},
+               {"shape", {packed.outputs, packed.depth}},
+               {"group", packed.group}};
+  if (packed.quantize_activations) text["quantize_activations"] = true;
   metadata.emplace(std::string(kPackedKey) + name, text.dump());
   for (size_t i = 0; i < kTensors.size(); ++i) {
     const auto& tensor = *packed.tensors()[i];

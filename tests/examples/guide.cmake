@@ -93,6 +93,7 @@ decoder: true
 step by step: true
 gpt: true
 scores \\[1, 3, 199\\], vectors BFloat16
+rounded \\[1, 9, 199\\]
 packed, the same: true
 ([0-9]+ )*
 learns: true

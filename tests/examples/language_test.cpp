@@ -329,7 +329,7 @@ class Perplexity : public ::testing::Test {
   }
 
   /// The loss on text that was not trained on.
-  double loss(const std::optional<PackFormat>& weights, const CacheOptions& cache) const {
+  double loss(const std::optional<PackOptions>& weights, const CacheOptions& cache) const {
     auto trained = load_language_model(folder_);
     trained.model->eval();
     if (weights) pack_weights(*trained.model, *weights);
@@ -353,13 +353,17 @@ TEST_F(Perplexity, StaysWithAnInt8Cache) {
 
 TEST_F(Perplexity, StaysWithPackedWeights) {
   const auto exact = loss({}, {});
-  for (const auto& [format, most] :
-       {std::pair(PackFormat::bfloat16, 1e-3), std::pair(PackFormat::int8, 1e-3),
-        std::pair(PackFormat::int4, 2e-2)}) {
-    const auto packed = loss(format, {});
+  const auto quantizing = PackOptions(PackFormat::int8).quantize_activations(true);
+  for (const auto& [options, most] :
+       {std::pair(PackOptions(PackFormat::bfloat16), 1e-3),
+        std::pair(PackOptions(PackFormat::int8), 1e-3), std::pair(quantizing, 1e-3),
+        std::pair(PackOptions(PackFormat::int4), 2e-2)}) {
+    const auto packed = loss(options, {});
     const auto change = increase(packed, exact);
-    std::cout << "perplexity " << std::exp(exact) << ", format " << static_cast<int>(format) << ": "
-              << 100.0 * change << " % more\n";
+    std::cout << "perplexity " << std::exp(exact) << ", format "
+              << static_cast<int>(options.format())
+              << (options.quantize_activations() ? " and activations: " : ": ") << 100.0 * change
+              << " % more\n";
     EXPECT_NE(packed, exact);
     EXPECT_LT(change, most);
   }

@@ -109,10 +109,14 @@ heed_test_example(NAME train_gpt.wide
          "${wide_gpt}/loss.csv" "${wide_gpt}/loss.png"
   PRINTS "held out: ")
 set_tests_properties(examples.train_gpt.wide PROPERTIES FIXTURES_SETUP wide_gpt)
+set(trained "HEED_TRAINED_GPT=${wide_gpt};HEED_TRAINED_TEXT=${PROJECT_SOURCE_DIR}/include")
 add_test(NAME examples.perplexity COMMAND language_test --gtest_filter=Perplexity.*)
-set_tests_properties(examples.perplexity PROPERTIES
-  LABELS examples TIMEOUT 120 FIXTURES_REQUIRED wide_gpt
-  ENVIRONMENT "HEED_TRAINED_GPT=${wide_gpt};HEED_TRAINED_TEXT=${PROJECT_SOURCE_DIR}/include")
+# Where it is the machine's, this set multiplies bytes; others round no activations.
+add_test(NAME examples.perplexity_of_bytes COMMAND language_test --gtest_filter=Perplexity.StaysWithPackedWeights)
+set_tests_properties(examples.perplexity examples.perplexity_of_bytes PROPERTIES
+  LABELS examples TIMEOUT 120 FIXTURES_REQUIRED wide_gpt ENVIRONMENT "${trained}")
+set_tests_properties(examples.perplexity_of_bytes PROPERTIES
+  ENVIRONMENT "${trained};HEED_CPU_CAPABILITY=avx512_bf16")
 
 # Stopped and resumed, a run writes the same bytes.
 set(resumed_gpt "${CMAKE_CURRENT_BINARY_DIR}/resumed_gpt")

@@ -38,6 +38,8 @@ std::optional<double> poison_of(const Case& c);
 /// 0 to n - 1.
 int64_t draw_below(int64_t n);
 
+inline bool one_in(int64_t n) { return draw_below(n) == 0; }
+
 /// Lengths of B sequences: `length`, or anything up to it where they are ragged.
 std::vector<int64_t> draw_lengths(const Case& c, int64_t length);
 

@@ -37,8 +37,6 @@ std::vector<at::Tensor> leaves_of(const Loss& loss) {
   return leaves;
 }
 
-bool one_in(int64_t n) { return draw_below(n) == 0; }
-
 /// Numbers of size 1, or large ones.
 at::Tensor draw(at::IntArrayRef sizes, at::ScalarType dtype, double largest) {
   const auto dense = (test::uniform(sizes, at::kDouble) * largest).to(dtype);

@@ -17,6 +17,7 @@ struct InstructionSet {
   bool converts_half;        ///< whether it has instructions for float16 to and from float32
   bool multiplies_bfloat16;  ///< whether it has bfloat16 products, so MatrixKernels::of_pairs
   bool has_tile_registers;   ///< whether it multiplies bfloat16 in tile registers (AMX)
+  bool multiplies_bytes;  ///< whether products of bytes are its fastest, so MatrixKernels::of_quads
   const DecodeKernels& decode;
   const FewRowsKernels& few_rows;
   const LayerKernels& layers;

@@ -477,6 +477,11 @@ void multiply_pairs(const Product<float, BFloat16Pair>& product) {
 void multiply_pairs(const Product<float, BFloat16Pair>& product) { multiply(product); }
 #endif
 
+template <typename Sum, bool MultipliesBytes = kMultipliesBytes>
+constexpr QuadKernels kQuadKernels = {};
+template <typename Sum>
+constexpr QuadKernels kQuadKernels<Sum, true> = {multiply<Sum, ByteQuad>};
+
 constexpr PairKernels kPairKernels =
     kMultipliesBFloat16 ? PairKernels{pack_pairs, pack_transposed_pairs, pack_column_pairs,
                                       multiply_pairs, are_finite_pairs}
@@ -484,6 +489,7 @@ constexpr PairKernels kPairKernels =
 
 }  // namespace
 
-const MatrixKernels matrix_kernels = {kKernels<float>, kKernels<double>, kPairKernels, widen_int8};
+const MatrixKernels matrix_kernels = {kKernels<float>, kKernels<double>, kPairKernels,
+                                      kQuadKernels<int32_t>, widen_int8};
 
 }  // namespace heed::detail::HEED_ISA

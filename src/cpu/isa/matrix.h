@@ -19,11 +19,18 @@ struct Rows {
 /// a pair by another pair and adds both products to a float.
 using BFloat16Pair = uint32_t;
 
-/// Elements along a product's depth that one operand has: 1, or 2 in a BFloat16Pair.
+/// Four bytes, the first one in the low bits. A processor with products of bytes multiplies four
+/// that are signed, from -127 to 127, by four that are not, from 0 to 255, and adds the products to
+/// an integer.
+using ByteQuad = int32_t;
+
+/// Elements along a product's depth that one operand has.
 template <typename Operand>
 constexpr int64_t kDepthOf = 1;
 template <>
 inline constexpr int64_t kDepthOf<BFloat16Pair> = 2;
+template <>
+inline constexpr int64_t kDepthOf<ByteQuad> = 4;
 
 /// Operands [first, first + count) along a product's depth.
 struct DepthRun {
@@ -107,10 +114,17 @@ struct PairKernels {
   bool (*are_finite)(const BFloat16Pair* from, int64_t from_row, int64_t count, int64_t columns);
 };
 
+/// Kernels for matrices of bytes; null unless InstructionSet::multiplies_bytes.
+struct QuadKernels {
+  /// The numbers of `a` are signed, and those of `b` are not.
+  void (*multiply)(const Product<int32_t, ByteQuad>& product);
+};
+
 struct MatrixKernels {
   MatrixKernelsOf<float> of_float;
   MatrixKernelsOf<double> of_double;
   PairKernels of_pairs;
+  QuadKernels of_quads;
   /// to = scales[row] * from. Rows of `from` are from_row apart; rows of `to` are contiguous.
   void (*widen)(const int8_t* from, int64_t from_row, const float* scales, const Rows& to);
 };

@@ -46,6 +46,10 @@ inline void add_product(BFloat16Pair a, Vec<BFloat16Pair> b, Vec<float>& sum) {
   sum = add_pair_products(sum, a, b);
 }
 
+inline void add_product(ByteQuad a, Vec<ByteQuad> b, Vec<int32_t>& sum) {
+  sum = add_byte_products(sum, a, b);
+}
+
 /// Whether there is BFMMLA: it multiplies 2 rows of 2 pairs by 2 columns of 2 pairs.
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
 constexpr bool kMultipliesSquares = true;

@@ -21,6 +21,12 @@
 //             weight = scale * number + offset, for a group of 32, 64 or 128 numbers
 //   int8      the outputs are multiplied by their scales when the sums are finished
 //
+// If the input is quantized too, operands are quads of bytes, along the depth. Those of the weight
+// must not be signed:
+//
+//   x = s b, from -127 to 127    w = t (u - 128), u from 0 to 255
+//   sum of x w = s t (sum of b u - 128 sum of b)
+//
 // The products read a row many times if there are many input rows. With few, memory is the bound:
 // a vector of int4 takes about 10 instructions for the 16 bytes that it reads.
 // docs/kernels.md, "Packed weights".
@@ -293,6 +299,126 @@ void finish(const PackedOutputs& outputs) {
   });
 }
 
+constexpr int32_t kByteOffset = 128;
+
+/// The largest magnitude of a row's numbers; NaN if one is NaN or infinite.
+template <typename Element>
+float largest_of(const Element* row, int64_t count) {
+  Vec<float> largest = {}, zeros = {};
+  float largest_of_rest = 0, zero = 0;
+  int64_t k = 0;
+  for (; k + kWidth <= count; k += kWidth) {
+    const auto x = load(row + k);
+    largest = larger<float>(larger<float>(largest, x), -x);
+    zeros += x * 0.0F;
+  }
+  for (; k < count; ++k) {
+    const auto x = widen(row[k]);
+    const auto magnitude = x < 0 ? -x : x;
+    largest_of_rest = magnitude > largest_of_rest ? magnitude : largest_of_rest;
+    zero += x * 0.0F;
+  }
+  const auto most = reduce<float>(largest, larger<float>);
+  return (most > largest_of_rest ? most : largest_of_rest) + zero + reduce_sum<float>(zeros);
+}
+
+/// x rounded to the nearest integer, halves to even.
+inline int32_t rounded(float x) { return static_cast<int32_t>(__builtin_lrintf(x)); }
+inline Vec<int32_t> rounded(Vec<float> x) {
+#ifdef __AVX512F__
+  return bit_cast<Vec<int32_t>>(_mm512_maskz_cvtps_epi32(0xffff, x));
+#else
+  Vec<int32_t> numbers;
+  for (int lane = 0; lane < kWidth; ++lane) numbers[lane] = rounded(x[lane]);
+  return numbers;
+#endif
+}
+
+template <typename Element>
+void quantize_as(const Rows& from, const QuantizedRows& to) {
+  typedef int8_t Bytes __attribute__((vector_size(kVectorBytes / 4)));
+  constexpr float kLargest = 127;
+  for (int64_t r = 0; r < from.count; ++r) {
+    const auto* row = static_cast<const Element*>(from.data) + r * from.row_stride;
+    const auto largest = largest_of(row, from.columns);
+    // A number that is subnormal has no reciprocal.
+    const auto factor = largest > 0x1p-100F ? kLargest / largest : 0.0F;
+    auto* bytes = reinterpret_cast<int8_t*>(to.numbers + r * to.numbers_row);
+    Vec<int32_t> sums = {};
+    int32_t sum = 0;
+    int64_t k = 0;
+    for (; k + kWidth <= from.columns; k += kWidth) {
+      const auto numbers = rounded(load(row + k) * factor);
+      const auto narrow_numbers = __builtin_convertvector(numbers, Bytes);
+      __builtin_memcpy(bytes + k, &narrow_numbers, sizeof(narrow_numbers));
+      sums += numbers;
+    }
+    for (; k < from.columns; ++k) {
+      const auto number = rounded(widen(row[k]) * factor);
+      bytes[k] = static_cast<int8_t>(number);
+      sum += number;
+    }
+    for (; k < to.numbers_row * kDepthOf<ByteQuad>; ++k) bytes[k] = 0;
+    for (int64_t lane = 0; lane < kWidth; ++lane) sum += sums[lane];
+    to.scales[r] = largest / kLargest;
+    to.corrections[r] = kByteOffset * sum;
+  }
+}
+
+void quantize(const Rows& from, const QuantizedRows& to) {
+  with_element_of<float>(from.type, [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (!kSame<Element, double>) quantize_as<Element>(from, to);
+  });
+}
+
+void to_quads(const PackedRows& from, ByteQuad* to) {
+  const auto* values = static_cast<const uint8_t*>(from.values);
+  for (int64_t row = 0; row < from.count; row += 4, to += kPackedPanel) {
+    for (int64_t column = 0; column < from.columns; column += kWidth) {
+      const auto bytes = [&](int64_t i) {
+        // Beyond the depth the input is 0.
+        return row + i < from.count ? load_bytes(values + (row + i) * kPackedPanel + column)
+                                    : Vec<int32_t>{};
+      };
+      const auto quads = bytes(0) | bytes(1) << 8 | bytes(2) << 16 | bytes(3) << 24;
+      store(to + column, quads ^ static_cast<int32_t>(0x80808080U));  // adds 128 to each
+    }
+  }
+}
+
+template <typename Element>
+void finish_quads_as(const QuadOutputs& outputs) {
+  const auto* bias = static_cast<const Element*>(outputs.bias);
+  const auto columns = outputs.to.columns;
+  for (int64_t row = 0; row < outputs.to.count; ++row) {
+    const auto* sums = outputs.sums + row * outputs.sums_row;
+    const auto correction = outputs.corrections[row];
+    const auto row_scale = outputs.row_scales[row];
+    auto* to = static_cast<Element*>(outputs.to.data) + row * outputs.to.row_stride;
+    int64_t column = 0;
+    for (; column + kWidth <= columns; column += kWidth) {
+      auto result = to_float(load(sums + column) - correction) * row_scale;
+      result *= load(outputs.scales + column);
+      if (bias != nullptr) result += load(bias + column);
+      store(to + column, result);
+    }
+    for (; column < columns; ++column) {
+      auto result = static_cast<float>(sums[column] - correction) * row_scale;
+      result *= outputs.scales[column];
+      if (bias != nullptr) result += widen(bias[column]);
+      narrow(result, to + column);
+    }
+  }
+}
+
+void finish_quads(const QuadOutputs& outputs) {
+  with_element_of<float>(outputs.to.type, [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (!kSame<Element, double>) finish_quads_as<Element>(outputs);
+  });
+}
+
 }  // namespace
 
 const PackedKernels packed_kernels = {
@@ -302,6 +428,9 @@ const PackedKernels packed_kernels = {
     {add_few<RowsOf<float>>, add_few<RowsOfPairs>, add_few<RowsOf<Half>>, add_few<RowsOf<Int8>>,
      add_few<RowsOfInt4>},
     sum_groups,
-    finish};
+    finish,
+    kMultipliesBytes ? quantize : nullptr,
+    kMultipliesBytes ? to_quads : nullptr,
+    kMultipliesBytes ? finish_quads : nullptr};
 
 }  // namespace heed::detail::HEED_ISA

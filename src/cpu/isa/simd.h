@@ -18,10 +18,11 @@
 /// code here, so that builds for different sets can be linked together.
 ///
 /// The compiler's own macros (__AVX512F__, __F16C__, __aarch64__ ..) choose the constants below. A
-/// new instruction set needs values of all five: kVectorBytes, the size of a register; kRegisters,
+/// new instruction set needs values of all six: kVectorBytes, the size of a register; kRegisters,
 /// their number, from which micro-tiles get their size; kConvertsHalf and kMultipliesBFloat16,
-/// whether there are instructions for float16 conversions and bfloat16 products; and
-/// kHasTileRegisters, whether these products are those of AMX's tile registers. Functions with an
+/// whether there are instructions for float16 conversions and bfloat16 products;
+/// kHasTileRegisters, whether these products are those of AMX's tile registers; and
+/// kMultipliesBytes, whether products of bytes are faster than they. Functions with an
 /// #if end in a portable branch. A new branch is needed for speed, or where an existing one is
 /// taken that assumes another size of vectors: those of __aarch64__ assume 16 bytes.
 /// The set is also named in cmake/kernels.cmake and capability.cpp. See docs/kernels.md,
@@ -59,6 +60,13 @@ constexpr bool kMultipliesBFloat16 = false;
 constexpr bool kHasTileRegisters = true;
 #else
 constexpr bool kHasTileRegisters = false;
+#endif
+
+// Tile registers multiply bfloat16 faster than vectors multiply bytes.
+#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
+constexpr bool kMultipliesBytes = true;
+#else
+constexpr bool kMultipliesBytes = false;
 #endif
 
 template <typename T>
@@ -302,6 +310,22 @@ inline Vec<float> add_pair_products(Vec<float> sum, uint32_t a, Vec<uint32_t> b)
   return vbfdotq_lane_f32(sum, bit_cast<bfloat16x8_t>(b), bit_cast<bfloat16x4_t>(pair), 0);
 #else
   return add_pair_products(sum, broadcast(a), b);
+#endif
+}
+
+/// Multiplies the four bytes of each lane of b, which are not signed, by those of `a`, which are,
+/// and adds the products to the lane of `sum`. By an instruction: no kernel calls it unless
+/// kMultipliesBytes.
+inline Vec<int32_t> add_byte_products(Vec<int32_t> sum, int32_t a, Vec<int32_t> b) {
+#ifdef __AVX512VNNI__
+  return bit_cast<Vec<int32_t>>(
+      _mm512_dpbusd_epi32(bit_cast<__m512i>(sum), bit_cast<__m512i>(b), _mm512_set1_epi32(a)));
+#else
+  for (int i = 0; i < 4; ++i) {
+    const auto number = static_cast<int8_t>(static_cast<uint32_t>(a) >> 8 * i);
+    sum += int32_t{number} * (b >> 8 * i & 0xff);
+  }
+  return sum;
 #endif
 }
 

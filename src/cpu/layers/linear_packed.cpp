@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <type_traits>
 
 #include "core/ceil_div.h"
 #include "core/direct.h"
@@ -18,7 +19,7 @@
 
 // input weight^T + bias of several layers with one input and packed weights:
 //
-//   a [rows, K] = the input, as floats or as pairs of bfloat16
+//   a [rows, K] = the input, as floats, as pairs of bfloat16 or, rounded, as quads of bytes
 //   for each 16 outputs of all layers, in parallel; neighbors of one panel together:
 //     for 480 rows at a time:
 //       for 256 operands of the depth at a time:
@@ -54,6 +55,15 @@ struct InputRows {
   const Operand* data = nullptr;
   int64_t count = 0;  // a multiple of kRegisterRows if products need it
   int64_t depth = 0;  // in operands, and the distance of rows
+};
+
+/// Rows that are rounded to bytes.
+template <>
+struct InputRows<ByteQuad> {
+  at::Tensor memory, scales, corrections;
+  const ByteQuad* data = nullptr;
+  int64_t count = 0;
+  int64_t depth = 0;
 };
 
 /// Few rows: floats, with a 0 after an odd number of them, and the sums of the groups of int4.
@@ -115,6 +125,28 @@ InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
   return {memory, to, padded, pairs};
 }
 
+InputRows<ByteQuad> as_quads(const at::Tensor& input, int64_t rows) {
+  constexpr int64_t kRowsOfTask = 16;
+  const auto depth = input.size(-1), quads = ceil_div(depth, kDepthOf<ByteQuad>);
+  const auto from = dense(input);
+  InputRows<ByteQuad> to = {empty_on_cpu({rows, quads}, at::kInt),
+                            empty_on_cpu({rows}, at::kFloat),
+                            empty_on_cpu({rows}, at::kInt),
+                            nullptr,
+                            rows,
+                            quads};
+  auto* numbers = to.memory.mutable_data_ptr<int32_t>();
+  auto* scales = to.scales.mutable_data_ptr<float>();
+  auto* corrections = to.corrections.mutable_data_ptr<int32_t>();
+  at::parallel_for(0, rows, kRowsOfTask, [&](int64_t first, int64_t last) {
+    instruction_set().packed.quantize(
+        rows_at(from, first * depth, last - first, depth),
+        {numbers + first * quads, quads, scales + first, corrections + first});
+  });
+  to.data = numbers;
+  return to;
+}
+
 /// The operands of a panel's weight in a block of the depth: in memory, or unpacked to `room`.
 inline const float* operands(const PackedRows& from, PackedFormat format, float* room) {
   if (format == PackedFormat::float32) return static_cast<const float*>(from.values);
@@ -129,6 +161,14 @@ inline const BFloat16Pair* operands(const PackedRows& from, PackedFormat format,
   return room;
 }
 
+inline const ByteQuad* operands(const PackedRows& from, PackedFormat /*format*/, ByteQuad* room) {
+  instruction_set().packed.to_quads(from, room);
+  return room;
+}
+
+void multiply_operands(const Product<int32_t, ByteQuad>& product) {
+  instruction_set().matrix.of_quads.multiply(product);
+}
 void multiply_operands(const Product<float>& product) {
   instruction_set().matrix.of_float.multiply(product);
 }
@@ -163,9 +203,17 @@ PackedRows packed_rows(const PackedWeight& weight, const PanelColumns& columns, 
           columns.count};
 }
 
-/// Writes outputs of a layer from their sums: rows [row, row + rows), and these columns.
-void write_outputs(const PackedWeight& weight, const at::Tensor& bias, const at::Tensor& output,
-                   const PanelColumns& columns, int64_t row, int64_t rows, const float* sums) {
+/// A layer, and where its outputs go.
+struct LayerOutputs {
+  const PackedWeight& weight;
+  const at::Tensor& bias;
+  const at::Tensor& output;
+};
+
+/// The outputs of rows [row, row + rows) and these columns, of sums that are to be filled in.
+PackedOutputs outputs_at(const LayerOutputs& layer, const PanelColumns& columns, int64_t row,
+                         int64_t rows) {
+  const auto& [weight, bias, output] = layer;
   const auto first = columns.panel * kPackedPanel + columns.first;
   auto to = rows_at(output, row * weight.outputs + first, rows, weight.outputs);
   to.columns = std::min(columns.count, weight.outputs - first);
@@ -174,12 +222,27 @@ void write_outputs(const PackedWeight& weight, const at::Tensor& bias, const at:
   const auto* biases =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) + first * bias.element_size()
                      : nullptr;
-  instruction_set().packed.finish({sums, kPackedPanel, scales, biases, to});
+  return {nullptr, kPackedPanel, scales, biases, to};
+}
+
+template <typename Operand>
+void write(PackedOutputs outputs, const InputRows<Operand>& /*input*/, int64_t /*row*/,
+           const float* sums) {
+  outputs.sums = sums;
+  instruction_set().packed.finish(outputs);
+}
+
+void write(const PackedOutputs& outputs, const InputRows<ByteQuad>& input, int64_t row,
+           const int32_t* sums) {
+  instruction_set().packed.finish_quads(
+      {sums, outputs.sums_row, input.corrections.const_data_ptr<int32_t>() + row,
+       input.scales.const_data_ptr<float>() + row, outputs.scales, outputs.bias, outputs.to});
 }
 
 /// The product of few rows with some columns of a panel.
-void compute_few(const FewInputRows& input, const PackedWeight& weight, const at::Tensor& bias,
-                 const at::Tensor& output, const PanelColumns& columns) {
+void compute_few(const FewInputRows& input, const LayerOutputs& layer,
+                 const PanelColumns& columns) {
+  const auto& weight = layer.weight;
   constexpr int64_t kNumbers = 512;  // of a panel, which stay in the L1 or L2 cache
   const auto add = instruction_set().packed.add_few[static_cast<int>(weight.format)];
   std::array<float, kFewPackedRows * kPackedPanel> sums{};
@@ -193,29 +256,34 @@ void compute_few(const FewInputRows& input, const PackedWeight& weight, const at
            input.groups, sums.data() + row * kPackedPanel});
     }
   }
-  write_outputs(weight, bias, output, columns, 0, input.count, sums.data());
+  auto outputs = outputs_at(layer, columns, 0, input.count);
+  outputs.sums = sums.data();
+  instruction_set().packed.finish(outputs);
 }
+
+/// The type of a product's sums.
+template <typename Operand>
+using SumOf = std::conditional_t<std::is_same_v<Operand, ByteQuad>, int32_t, float>;
 
 /// A thread's memory.
 template <typename Operand>
 struct Workspace {
-  std::unique_ptr<float[]> sums;     // [kRowsAtOnce, kPackedPanel]
-  std::unique_ptr<Operand[]> panel;  // [kOperandRun, kPackedPanel]
+  std::unique_ptr<SumOf<Operand>[]> sums;  // [kRowsAtOnce, kPackedPanel]
+  std::unique_ptr<Operand[]> panel;        // [kOperandRun, kPackedPanel]
 };
 
 template <typename Operand>
 class PackedLayer {
  public:
-  PackedLayer(const InputRows<Operand>& input, const PackedWeight& weight, const at::Tensor& bias,
-              const at::Tensor& output)
-      : input_(input), weight_(weight), bias_(bias), output_(output) {}
+  PackedLayer(const InputRows<Operand>& input, const LayerOutputs& layer)
+      : input_(input), layer_(layer) {}
 
   void compute(const PanelColumns& columns, int64_t rows) const {
     auto& room = workspace(std::min(kRowsAtOnce, input_.count));
     for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
       add_products(columns, row, std::min(kRowsAtOnce, input_.count - row), room);
-      write_outputs(weight_, bias_, output_, columns, row, std::min(kRowsAtOnce, rows - row),
-                    room.sums.get());
+      const auto outputs = outputs_at(layer_, columns, row, std::min(kRowsAtOnce, rows - row));
+      write(outputs, input_, row, room.sums.get());
     }
   }
 
@@ -226,7 +294,7 @@ class PackedLayer {
     thread_local int64_t room_rows = 0;
     if (!room.panel) room.panel.reset(new Operand[kOperandRun * kPackedPanel]);
     if (room_rows < rows) {
-      room.sums.reset(new float[static_cast<size_t>(rows * kPackedPanel)]);
+      room.sums.reset(new SumOf<Operand>[static_cast<size_t>(rows * kPackedPanel)]);
       room_rows = rows;
     }
     return room;
@@ -234,22 +302,21 @@ class PackedLayer {
 
   void add_products(const PanelColumns& columns, int64_t row, int64_t rows,
                     Workspace<Operand>& room) const {
+    const auto& weight = layer_.weight;
     for (int64_t k = 0; k < input_.depth; k += kOperandRun) {
       const auto depth = std::min(kOperandRun, input_.depth - k);
       const auto first = k * kDepthOf<Operand>;
-      const auto numbers = std::min(depth * kDepthOf<Operand>, weight_.depth - first);
+      const auto numbers = std::min(depth * kDepthOf<Operand>, weight.depth - first);
       const auto* b =
-          operands(packed_rows(weight_, columns, first, numbers), weight_.format, room.panel.get());
-      multiply_operands(Product<float, Operand>{
+          operands(packed_rows(weight, columns, first, numbers), weight.format, room.panel.get());
+      multiply_operands(Product<SumOf<Operand>, Operand>{
           rows, columns.count, depth, input_.data + row * input_.depth + k, input_.depth,
           /*a_column=*/1, b, kPackedPanel, room.sums.get(), kPackedPanel, /*accumulate=*/k > 0});
     }
   }
 
   const InputRows<Operand>& input_;
-  const PackedWeight& weight_;
-  const at::Tensor& bias_;
-  const at::Tensor& output_;
+  const LayerOutputs layer_;
 };
 
 /// Calls visit(i, columns) for units [begin, end) of 16 outputs, counted over all layers.
@@ -295,7 +362,15 @@ void for_layers(const std::vector<const PackedWeight*>& weights, int64_t rows,
 }
 
 bool are_alike(const PackedWeight& one, const PackedWeight& other) {
-  return one.format == other.format && one.group == other.group;
+  return one.format == other.format && one.group == other.group &&
+         one.quantize_activations == other.quantize_activations;
+}
+
+/// Whether inputs of many rows are rounded to bytes for products with such a weight.
+bool in_quads(const PackedWeight& weight) {
+  constexpr int64_t kMostNumbers = int64_t{1} << 16;  // whose products' sum int32 can hold
+  return weight.quantize_activations && instruction_set().multiplies_bytes &&
+         weight.depth <= kMostNumbers;
 }
 
 /// Whether products of this input with such a weight multiply pairs of bfloat16.
@@ -323,14 +398,16 @@ std::vector<at::Tensor> linear_packed(const at::Tensor& input,
   auto outputs = empty_outputs(input, layers);
   const auto compute_rows = [&](const auto& operands) {
     for_layers(weights, rows, [&](size_t i, const PanelColumns& columns) {
-      PackedLayer(operands, *weights[i], layers[i].bias, outputs[i]).compute(columns, rows);
+      PackedLayer(operands, {*weights[i], layers[i].bias, outputs[i]}).compute(columns, rows);
     });
   };
   if (rows <= kFewPackedRows) {
     const auto few = as_few(input, rows, first.group);
     for_layers(weights, rows, [&](size_t i, const PanelColumns& columns) {
-      compute_few(few, *weights[i], layers[i].bias, outputs[i], columns);
+      compute_few(few, {*weights[i], layers[i].bias, outputs[i]}, columns);
     });
+  } else if (in_quads(first)) {
+    compute_rows(as_quads(input, rows));
   } else if (in_pairs(input, first)) {
     compute_rows(as_pairs(input, rows));
   } else {

@@ -293,7 +293,8 @@ PackedWeight pack_weight(const at::Tensor& weight, const PackedLayout& layout) {
   const at::NoGradGuard no_grad;
   const auto outputs = weight.size(0), depth = weight.size(1);
   const auto rows_dtype = properties_of(layout.format).rows;
-  PackedWeight packed{layout.format, outputs, depth, layout.group, {}, {}, {}};
+  PackedWeight packed{
+      layout.format, outputs, depth, layout.group, {}, {}, {}, layout.quantize_activations};
   const auto shapes = packed_shapes(layout, outputs, depth);
   for (size_t i = 0; i < shapes.size(); ++i) {
     const auto& [sizes, dtype] = shapes[i];

@@ -22,6 +22,7 @@ struct PackedWeight {
   at::Tensor values;   // [panels, rows, 64] of float, bfloat16 pairs as int32, half, int8, bytes
   at::Tensor scales;   // int8: float [panels, 1, 64]; int4: bfloat16 [panels, K / group, 64]
   at::Tensor offsets;  // int4: bfloat16 as the scales; else undefined
+  bool quantize_activations = false;  // int8: whether many input rows may be rounded to bytes
 
   int64_t bytes() const;
   /// values, scales and offsets.
@@ -32,8 +33,9 @@ struct PackedWeight {
 /// How a weight is packed.
 struct PackedLayout {
   PackedFormat format;
-  int64_t group = 0;        // int4 alone: 32, 64 or 128, which divides the depth
-  bool zero_point = false;  // int4 alone: whether a group has an offset of its own
+  int64_t group = 0;                  // int4 alone: 32, 64 or 128, which divides the depth
+  bool zero_point = false;            // int4 alone: whether a group has an offset of its own
+  bool quantize_activations = false;  // int8 alone
 };
 
 /// Names of the formats, as files have them.

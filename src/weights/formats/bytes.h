@@ -78,6 +78,10 @@ inline bool begins_with(std::string_view text, std::string_view start) {
   return text.substr(0, start.size()) == start;
 }
 
+inline bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
 /// A name from a file as errors show it: in quotes, without control characters, and with `most`
 /// characters at most.
 std::string in_quotes(std::string_view name, size_t most = 100);

@@ -79,10 +79,6 @@ const PickleValue& select(const Bytes& bytes, const PickleValue& root, const std
   return *value;
 }
 
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 bool holds_tensors(const PickleObject& dict) {
   return std::any_of(dict.entries.begin(), dict.entries.end(),
                      [](const auto& entry) { return is_tensor(entry.second); });

@@ -3,11 +3,14 @@
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
 #include <heed/autocast.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -154,6 +157,93 @@ TEST(LinearPacked, TakesManyRowsAndOtherLayouts) {
                             detail::linear(input.neg(), of_packed)));
     }
   }
+}
+
+PackedLayout quantizing() {
+  PackedLayout layout{PackedFormat::int8};
+  layout.quantize_activations = true;
+  return layout;
+}
+
+/// The numbers that the rows of an input are rounded to, in float64. No row is 0.
+at::Tensor rounded_to_bytes(const at::Tensor& input) {
+  const auto x = input.to(at::kFloat);
+  const auto largest = x.abs().amax(-1, /*keepdim=*/true);
+  const auto bytes = (x * (127 / largest)).round();  // half to even, as the kernel
+  return bytes.to(at::kDouble) * (largest.to(at::kDouble) / 127);
+}
+
+void expect_rounded(const Size& size, at::ScalarType dtype) {
+  const auto [input, weight, bias] = make_tensors(size, dtype);
+  const auto numbers = numbers_of(weight, quantizing()).to(at::kDouble);
+  const bool rounds =
+      detail::instruction_set().multiplies_bytes && input.numel() / size.depth() > 8;
+  const auto exact = input.to(at::kDouble);
+  const auto expected = at::linear(rounds ? rounded_to_bytes(input) : exact, numbers);
+  const auto of_packed = packed(weight, quantizing(), dtype);
+  const auto outputs = detail::linear_together(input, {{of_packed, bias}, {of_packed, {}}});
+  const auto close = tolerance_of_packed(dtype, size.depth());
+  EXPECT_TRUE(is_close(outputs[0], expected + bias.to(at::kDouble), close));
+  EXPECT_TRUE(is_close(outputs[1], expected, close));
+  if (!rounds) {
+    const auto as_it_is = packed(weight, {PackedFormat::int8}, dtype);
+    EXPECT_TRUE(at::equal(outputs[0], detail::linear(input, as_it_is, bias)));
+    return;
+  }
+  // The bound that docs/numerics.md states: half a step of each number.
+  const auto step = exact.abs().amax(-1, /*keepdim=*/true) / 127;
+  const auto bound = (step / 2) * numbers.abs().sum(1) * 1.001 + close;
+  EXPECT_LE(((outputs[1].to(at::kDouble) - at::linear(exact, numbers)).abs() - bound)
+                .max()
+                .item<double>(),
+            0.0);
+}
+
+TEST(LinearPacked, RoundsManyRowsToBytesInEveryInstructionSet) {
+  torch::manual_seed(moved(36));
+  const at::NoGradGuard no_grad;
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const int64_t rows : {1, 8, 9, 33, 500}) {
+        for (const int64_t outputs : {1, 65, 200}) {
+          for (const int64_t depth : {1, 15, 96, 545, 1027}) {
+            SCOPED_TRACE(c10::str(set->name, " ", dtype, " ", rows, " x ", depth, " to ", outputs));
+            expect_rounded({{rows, depth}, outputs}, dtype);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearPacked, ShowsWhatCannotBeRoundedToBytes) {
+  torch::manual_seed(moved(37));
+  const at::NoGradGuard no_grad;
+  const auto& sets = detail::instruction_sets();
+  const auto set = std::find_if(sets.begin(), sets.end(),
+                                [](const auto* each) { return each->multiplies_bytes; });
+  if (set == sets.end()) GTEST_SKIP() << "the processor has no products of bytes";
+  const detail::ScopedInstructionSet in_force(**set);
+  auto [input, weight, bias] = make_tensors({{20, 96}, 70}, at::kFloat);
+  const auto of_packed = packed(weight, quantizing(), at::kFloat);
+  input[3].zero_();
+  const auto sound = detail::linear(input, of_packed, bias);
+  EXPECT_TRUE(at::equal(sound[3], bias));
+  input[3].fill_(1e-42);  // subnormal
+  EXPECT_TRUE(is_close(detail::linear(input, of_packed, bias)[3], bias, 1e-6));
+  input[5][95] = std::nan("");
+  input[7][0] = std::numeric_limits<float>::infinity();
+  const auto found = detail::linear(input, of_packed, bias);
+  for (const int64_t row : {5, 7}) EXPECT_TRUE(found[row].isnan().all().item<bool>());
+  for (const int64_t row : {0, 4, 6, 8, 19}) EXPECT_TRUE(at::equal(found[row], sound[row]));
+  // int32 holds the sums of no more numbers than 2^16.
+  const auto deep = uniform({16, 65537}, at::kFloat), many = uniform({9, 65537}, at::kFloat);
+  EXPECT_TRUE(at::equal(detail::linear(many, packed(deep, quantizing(), at::kFloat)),
+                        detail::linear(many, packed(deep, {PackedFormat::int8}, at::kFloat))));
+  const auto largest = at::ones({16, 65536}), ones = at::ones({9, 65536});
+  EXPECT_TRUE(is_close(detail::linear(ones, packed(largest, quantizing(), at::kFloat)) / 65536,
+                       at::ones({9, 16}), 1e-5));
 }
 
 TEST(LinearPacked, IsConvertedByAutocast) {
