@@ -8,7 +8,6 @@
 
 #include <utility>
 
-#include "cpu/layers/packed_weight.h"
 #include "modules/layers/linear.h"
 #include "rows.h"
 #include "support/limits.h"
@@ -122,25 +121,30 @@ void add_few_rows(Rows& rows, const LinearShape& s) {
                          {"a read in vectors", reader(vector_read), 0.0, no_result}});
 }
 
-/// A layer of a model in inference, whose weight is packed in `format`, beside one whose weight is
-/// not.
-void add_packed(Rows& rows, const LinearShape& s, PackFormat format, const char* format_name) {
+struct PackedWeightCase {
+  const char* name;
+  PackOptions options;
+  double bytes;  // of a weight
+};
+
+/// A layer of a model in inference, whose weight is packed, beside one whose weight is not.
+void add_packed(Rows& rows, const LinearShape& s, const PackedWeightCase& c) {
   struct Inputs {
     LinearInputs plain;
     torch::nn::Linear packed = nullptr;
   };
-  const auto make = [s, format] {
+  const auto make = [s, options = c.options] {
     Inputs in{make_linear_inputs(s), torch::nn::Linear(s.in, s.out)};
     in.packed->to(s.dtype);
-    pack_weights(*in.packed, format);
+    pack_weights(*in.packed, options);
     return in;
   };
   auto traits = linear_traits(s, /*training=*/false);
-  traits.bytes = static_cast<double>(detail::packed_weight_of(make().packed->weight)->bytes());
+  traits.bytes = c.bytes * static_cast<double>(s.in * s.out);
   add_row<Inputs>(
       rows,
-      fmt::format("linear/packed_{}/{}/R{}_I{}_O{}", format_name, c10::toString(s.dtype), s.rows,
-                  s.in, s.out),
+      fmt::format("linear/packed_{}/{}/R{}_I{}_O{}", c.name, c10::toString(s.dtype), s.rows, s.in,
+                  s.out),
       traits, make,
       {{"heed", [](Inputs& in) { return detail::project(in.packed, in.plain.x); }},
        {"not packed", [](Inputs& in) { return linear_heed(in.plain); }, 0.0, no_result},
@@ -148,14 +152,17 @@ void add_packed(Rows& rows, const LinearShape& s, PackFormat format, const char*
 }
 
 void add_packed_weights(Rows& rows) {
+  const PackedWeightCase as_is = {"as_is", PackFormat::as_is, 2},
+                         int8 = {"int8", PackFormat::int8, 1},
+                         int4 = {"int4", PackFormat::int4, 0.625};  // scales and offsets too
+  const PackedWeightCase rounded = {"int8_activations",
+                                    PackOptions(PackFormat::int8).quantize_activations(true), 1};
   const auto add = [&](int64_t in, int64_t out) {
     for (const int64_t count : {1, 4, 8, 16, 64, 256, 1024}) {
-      add_packed(rows, {count, in, out, at::kFloat}, PackFormat::as_is, "as_is");
-      for (const auto& [format, name] :
-           {std::pair(PackFormat::as_is, "as_is"), std::pair(PackFormat::int8, "int8"),
-            std::pair(PackFormat::int4, "int4")}) {
-        add_packed(rows, {count, in, out, at::kBFloat16}, format, name);
-      }
+      add_packed(rows, {count, in, out, at::kFloat}, {"as_is", PackFormat::as_is, 4});
+      for (const auto& c : {as_is, int8, int4})
+        add_packed(rows, {count, in, out, at::kBFloat16}, c);
+      if (count > 8) add_packed(rows, {count, in, out, at::kBFloat16}, rounded);
     }
   };
   add(576, 1536);

@@ -3,7 +3,7 @@
 //     heed_models FOLDER THREADS FORMAT
 //
 // FOLDER has the model in Hugging Face's format. FORMAT is that of the packed weights: as_is,
-// float32, bfloat16, int8 or int4; "unpacked" leaves the weights as they are. Each line on standard
+// float32, bfloat16, int8, int8_activations (which are rounded too) or int4; "unpacked" leaves the weights as they are. Each line on standard
 // input is answered with a number, and with one token chosen by argmax after each forward pass:
 //
 //     prompt 1024   tokens a second of a prompt of 1024
@@ -39,10 +39,13 @@ double seconds_since(Clock::time_point start) {
 }
 
 heed::Decoder load(const std::string& folder, const std::string& format) {
-  static const std::map<std::string, heed::PackFormat> formats = {
-      {"as_is", heed::PackFormat::as_is},       {"float32", heed::PackFormat::float32},
-      {"bfloat16", heed::PackFormat::bfloat16}, {"int8", heed::PackFormat::int8},
+  static const std::map<std::string, heed::PackOptions> formats = {
+      {"as_is", heed::PackFormat::as_is},
+      {"float32", heed::PackFormat::float32},
+      {"bfloat16", heed::PackFormat::bfloat16},
+      {"int8", heed::PackFormat::int8},
       {"int4", heed::PackFormat::int4},
+      {"int8_activations", heed::PackOptions(heed::PackFormat::int8).quantize_activations(true)},
   };
   heed::PretrainedOptions options;
   if (format != "unpacked") options.weights(formats.at(format));
