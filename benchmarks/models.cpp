@@ -3,8 +3,9 @@
 //     heed_models FOLDER THREADS FORMAT
 //
 // FOLDER has the model in Hugging Face's format. FORMAT is that of the packed weights: as_is,
-// float32, bfloat16, int8, int8_activations (which are rounded too) or int4; "unpacked" leaves the weights as they are. Each line on standard
-// input is answered with a number, and with one token chosen by argmax after each forward pass:
+// float32, bfloat16, int8, int4, or int8_activations, with activations that are rounded too;
+// "unpacked" leaves the weights as they are. Each line on standard input is answered with a number,
+// and with one token chosen by argmax after each forward pass:
 //
 //     prompt 1024   tokens a second of a prompt of 1024
 //     decode 1024   tokens a second of one sequence, one at a time behind a prompt of 1024
