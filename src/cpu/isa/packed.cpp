@@ -269,34 +269,57 @@ void sum_groups(const float* from, int64_t count, int64_t group, float* to) {
   }
 }
 
-template <typename Element>
-void finish_as(const PackedOutputs& outputs) {
-  const auto* bias = static_cast<const Element*>(outputs.bias);
-  const auto columns = outputs.to.columns;
-  for (int64_t row = 0; row < outputs.to.count; ++row) {
-    const float* sums = outputs.sums + row * outputs.sums_row;
-    auto* to = static_cast<Element*>(outputs.to.data) + row * outputs.to.row_stride;
-    int64_t column = 0;
-    for (; column + kWidth <= columns; column += kWidth) {
-      auto result = load(sums + column);
-      if (outputs.scales != nullptr) result *= load(outputs.scales + column);
-      if (bias != nullptr) result += load(bias + column);
-      store(to + column, result);
-    }
-    for (; column < columns; ++column) {
-      float result = sums[column];
-      if (outputs.scales != nullptr) result *= outputs.scales[column];
-      if (bias != nullptr) result += widen(bias[column]);
-      narrow(result, to + column);
-    }
+/// The sums of a row as floats.
+struct FloatSums {
+  const float* sums;
+  Vec<float> vector(int64_t column) const { return load(sums + column); }
+  float number(int64_t column) const { return sums[column]; }
+};
+
+/// The sums of a row of quantized input, as floats.
+struct QuadSums {
+  const int32_t* sums;
+  int32_t correction;
+  float scale;
+  Vec<float> vector(int64_t column) const {
+    return to_float(load(sums + column) - correction) * scale;
   }
+  float number(int64_t column) const {
+    return static_cast<float>(sums[column] - correction) * scale;
+  }
+};
+
+/// Writes rows to[r] = sums_of(r) * scales + bias; scales and bias may be null.
+template <typename SumsOf>
+void finish_rows(const Rows& to, const float* scales, const void* biases, const SumsOf& sums_of) {
+  with_element_of<float>(to.type, [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (!kSame<Element, double>) {
+      const auto* bias = static_cast<const Element*>(biases);
+      for (int64_t row = 0; row < to.count; ++row) {
+        const auto sums = sums_of(row);
+        auto* output = static_cast<Element*>(to.data) + row * to.row_stride;
+        int64_t column = 0;
+        for (; column + kWidth <= to.columns; column += kWidth) {
+          auto result = sums.vector(column);
+          if (scales != nullptr) result *= load(scales + column);
+          if (bias != nullptr) result += load(bias + column);
+          store(output + column, result);
+        }
+        for (; column < to.columns; ++column) {
+          float result = sums.number(column);
+          if (scales != nullptr) result *= scales[column];
+          if (bias != nullptr) result += widen(bias[column]);
+          narrow(result, output + column);
+        }
+      }
+    }
+  });
 }
 
 void finish(const PackedOutputs& outputs) {
-  with_element_of<float>(outputs.to.type, [&](auto element) {
-    using Element = decltype(element);
-    if constexpr (!kSame<Element, double>) finish_as<Element>(outputs);
-  });
+  finish_rows(outputs.to, outputs.scales, outputs.bias,
+              [&](int64_t row) { return FloatSums{outputs.sums + row * outputs.sums_row}; });
 }
 
 constexpr int32_t kByteOffset = 128;
@@ -387,35 +410,10 @@ void to_quads(const PackedRows& from, ByteQuad* to) {
   }
 }
 
-template <typename Element>
-void finish_quads_as(const QuadOutputs& outputs) {
-  const auto* bias = static_cast<const Element*>(outputs.bias);
-  const auto columns = outputs.to.columns;
-  for (int64_t row = 0; row < outputs.to.count; ++row) {
-    const auto* sums = outputs.sums + row * outputs.sums_row;
-    const auto correction = outputs.corrections[row];
-    const auto row_scale = outputs.row_scales[row];
-    auto* to = static_cast<Element*>(outputs.to.data) + row * outputs.to.row_stride;
-    int64_t column = 0;
-    for (; column + kWidth <= columns; column += kWidth) {
-      auto result = to_float(load(sums + column) - correction) * row_scale;
-      result *= load(outputs.scales + column);
-      if (bias != nullptr) result += load(bias + column);
-      store(to + column, result);
-    }
-    for (; column < columns; ++column) {
-      auto result = static_cast<float>(sums[column] - correction) * row_scale;
-      result *= outputs.scales[column];
-      if (bias != nullptr) result += widen(bias[column]);
-      narrow(result, to + column);
-    }
-  }
-}
-
 void finish_quads(const QuadOutputs& outputs) {
-  with_element_of<float>(outputs.to.type, [&](auto element) {
-    using Element = decltype(element);
-    if constexpr (!kSame<Element, double>) finish_quads_as<Element>(outputs);
+  finish_rows(outputs.to, outputs.scales, outputs.bias, [&](int64_t row) {
+    return QuadSums{outputs.sums + row * outputs.sums_row, outputs.corrections[row],
+                    outputs.row_scales[row]};
   });
 }
 
