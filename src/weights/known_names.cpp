@@ -18,6 +18,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 constexpr auto kGpt = "attn.c_attn.weight";
+constexpr auto kLlama = "self_attn.q_proj";
 constexpr auto kTransformer = "self_attn.in_proj_weight";
 constexpr auto kCross = "multihead_attn.in_proj_weight";
 
@@ -37,10 +38,12 @@ const std::vector<Spelling>& spellings() {
   constexpr auto kDecoder = "a Decoder", kText = "a TextEncoder", kHeads = "a MultiHeadAttention";
   constexpr auto kBoth = "an Encoder with cross-attention", kLatent = "a LatentAttention";
   static const std::vector<Spelling> all = {
-      {"gemma2()", kDecoder, maps::gemma2, {"self_attn.q_proj", "pre_feedforward_layernorm"}, true},
-      {"olmo2()", kDecoder, maps::olmo2, {"self_attn.q_proj", "post_feedforward_layernorm"}, true},
+      {"gemma2()", kDecoder, maps::gemma2, {kLlama, "pre_feedforward_layernorm"}, true},
+      {"olmo2()", kDecoder, maps::olmo2, {kLlama, "post_feedforward_layernorm"}, true},
       {"phi3()", kDecoder, maps::phi3, {"self_attn.qkv_proj", "mlp.gate_up_proj"}, true},
-      {"llama()", kDecoder, maps::llama, {"self_attn.q_proj", "mlp.gate_proj"}, true},
+      {"mixtral()", kDecoder, maps::mixtral, {kLlama, "block_sparse_moe.gate"}, true},
+      {"qwen3_moe()", kDecoder, maps::qwen3_moe, {kLlama, "mlp.gate"}, true},
+      {"llama()", kDecoder, maps::llama, {kLlama, "mlp.gate_proj"}, true},
       {"deepseek_attention()", kLatent, maps::deepseek_attention, {"kv_a_proj_with_mqa"}},
       {"gpt_neox(heads)", kDecoder, gpt_neox, {"attention.query_key_value"}, true},
       {"gpt2()", kDecoder, maps::gpt2, {kGpt, "mlp.c_fc"}, true},
