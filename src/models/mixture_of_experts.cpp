@@ -26,7 +26,7 @@
 
 // A mixture of N experts over T rows [T, E], of which each chooses K experts:
 //
-//   places (row, choice), T * K of them, sorted by expert   # Places
+//   places (row, choice), T * K of them, sorted by expert   # ExpertPlaces
 //   inputs = rows at the sorted places                      # [T K, E]
 //   for each expert: outputs[its places] = expert(inputs[its places])
 //   output[t] = sum over k of weights[t, k] * outputs[place of (t, k)]
@@ -47,8 +47,8 @@ constexpr auto kMixture = "MixtureOfExperts";
 constexpr int64_t kMostExperts = 1 << 16;
 
 /// The places (row, choice) of a routing, sorted by expert; place t * K + k is choice k of row t.
-struct Places {
-  explicit Places(const at::Tensor& experts, int64_t expert_num)
+struct ExpertPlaces {
+  explicit ExpertPlaces(const at::Tensor& experts, int64_t expert_num)
       : order(at::argsort(experts.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false)) {
     const auto numbers = at::arange(order.numel(), order.options());
     inverse = at::empty_like(order).scatter_(0, order, numbers);
@@ -296,7 +296,7 @@ at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& x) {
   const auto routing = route_rows(rows);
   RoutingRecord::add(routing);
   const auto top_k = options.top_k();
-  const Places places(routing.experts, options.expert_num());
+  const ExpertPlaces places(routing.experts, options.expert_num());
   const auto inputs = take_rows(rows, places.order, places.inverse, top_k);
   const auto outputs = run_experts(experts, inputs, places.counts);
   const auto by_row = take_rows(outputs, places.inverse, places.order, 1);

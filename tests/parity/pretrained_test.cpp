@@ -37,10 +37,11 @@ class Pretrained : public ::testing::Test {
 TEST_F(Pretrained, FamiliesAreThoseThatAreSupported) {
   std::set<std::string> families;
   for (const auto& c : cases()) families.insert(c.family());
-  const std::set<std::string> expected{"bert", "distilbert", "gemma",   "gemma2",  "gemma3_text",
-                                       "gpt2", "gpt_neox",   "llama",   "mistral", "olmo2",
-                                       "phi3", "qwen2",      "qwen3",   "roberta", "modernbert",
-                                       "vit",  "smollm3",    "stablelm"};
+  const std::set<std::string> expected{
+      "bert",     "distilbert", "gemma",      "gemma2",   "gemma3_text", "gpt2",
+      "gpt_neox", "llama",      "mistral",    "olmo2",    "phi3",        "qwen2",
+      "qwen3",    "roberta",    "modernbert", "vit",      "smollm3",     "stablelm",
+      "mixtral",  "olmoe",      "qwen2_moe",  "qwen3_moe"};
   EXPECT_EQ(families, expected);
 }
 

@@ -346,7 +346,8 @@ Blueprint read_qwen2_moe(const Config& config) {
                            .shared(shared)
                            .shared_gate(true);
   const bool is_used = config.boolean("use_sliding_window", false);
-  const auto window = config.size_or_null("sliding_window", 4096);
+  const auto window = is_used ? config.size_or_null("sliding_window", 4096) : std::nullopt;
+  config.ignore({"sliding_window"});  // transformers writes 0 where it is not used
   const auto first_whole = config.whole("max_window_layers", 28, 0, INT32_MAX);
   const auto local = fields.local_layers(
       [&](int64_t layer) { return is_used && layer % 2 == 0 && layer < first_whole; });

@@ -108,7 +108,8 @@ TEST(BlockLayers, AreApplied) {
     const auto attended = x + block->attention->forward(block->attention_norm->forward(x));
     const auto expected = attended + apply(block->feed_forward_norm->forward(attended));
     EXPECT_TRUE(block->forward(x).equal(expected));
-    EXPECT_TRUE(std::get<0>(block->forward_with_weights(x)).equal(expected));
+    // Weights that are asked for take another path.
+    EXPECT_TRUE(are_alike({std::get<0>(block->forward_with_weights(x))}, {expected}, 1e-6));
     TransformerBlock parallel(TransformerBlockOptions(options).parallel(true));
     EXPECT_EQ(parallel->forward(x).sizes(), x.sizes());
   }
@@ -152,7 +153,7 @@ TEST(BlockLayers, AreCopiedAndSaved) {
   torch::manual_seed(moved(4));
   const at::NoGradGuard no_grad;
   const auto tokens = at::randint(V, {B, L}, at::kLong);
-  const TemporaryFolder folder;
+  const TemporaryFolder folder("block_layers");
   for (const auto& [name, options] : kinds()) {
     SCOPED_TRACE(name);
     auto model = decoder_of(options);
@@ -267,6 +268,7 @@ TEST(BlockLayers, AreRefusedWhereTheyDoNotFit) {
 }
 
 TEST(BlockLayers, DropNothingWithACache) {
+  const at::NoGradGuard no_grad;
   auto dropping = mixture_options();
   dropping.expert().dropout(0.1);
   TransformerBlockOptions options = with_layer(dropping);

@@ -194,8 +194,8 @@ TEST_F(PretrainedNames, OfMixturesOfExperts) {
   expect("qwen3_moe", "", whole, whole);
   expect("qwen3_moe", R"("mlp_only_layers": [0],)", attention + qk_norms + parts_of("mlp.", mlp),
          whole);
-  expect("qwen3_moe", R"("decoder_sparse_step": 3,)", attention + qk_norms + parts_of("mlp.", mlp),
-         attention + qk_norms + parts_of("mlp.", mlp));
+  expect("qwen3_moe", R"("decoder_sparse_step": 2,)", attention + qk_norms + parts_of("mlp.", mlp),
+         whole);
   const auto shared =
       attention + experts + parts_of("mlp.shared_expert.", mlp) + Names{"mlp.shared_expert_gate"};
   expect("qwen2_moe", R"("qkv_bias": false,)", shared, shared);
