@@ -50,6 +50,7 @@ void add_rows(Rows& rows, const Mixture& sizes, int64_t tokens, at::ScalarType d
               bool training) {
   RowTraits traits;
   traits.training = training;
+  traits.random = true;  // the dense layer is another function
   const auto active = 3.0 * static_cast<double>(sizes.top_k * sizes.hidden * sizes.width);
   traits.flops = (training ? 6.0 : 2.0) * active * static_cast<double>(tokens);
   using Run = Contestant<ExpertInputs>;

@@ -1,10 +1,6 @@
 #include <heed/mixture_of_experts.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/argsort.h>
-#include <ATen/ops/bincount.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/zeros.h>
@@ -17,79 +13,21 @@
 
 #include "core/autocast.h"
 #include "core/checks.h"
-#include "core/tangents.h"
+#include "cpu/layers/expert_rows.h"
 #include "cpu/layers/function.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
 
-// A mixture of N experts over T rows [T, E], of which each chooses K experts:
-//
-//   places (row, choice), T * K of them, sorted by expert   # ExpertPlaces
-//   inputs = rows at the sorted places                      # [T K, E]
-//   for each expert: outputs[its places] = expert(inputs[its places])
-//   output[t] = sum over k of weights[t, k] * outputs[place of (t, k)]
-//
-// Rows are moved by index_select in both directions and both passes: index_add, by which LibTorch
-// differentiates it, adds one row after another on the CPU, and in any order on a GPU.
-
 namespace heed {
 
 namespace {
-
-using detail::AutogradContext;
-using detail::variable_list;
 
 constexpr auto kMixture = "MixtureOfExperts";
 
 // More experts than anyone has trained. They are made one by one, and too many fill the memory.
 constexpr int64_t kMostExperts = 1 << 16;
-
-/// The places (row, choice) of a routing, sorted by expert; place t * K + k is choice k of row t.
-struct ExpertPlaces {
-  explicit ExpertPlaces(const at::Tensor& experts, int64_t expert_num)
-      : order(at::argsort(experts.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false)) {
-    const auto numbers = at::arange(order.numel(), order.options());
-    inverse = at::empty_like(order).scatter_(0, order, numbers);
-    const auto found = at::bincount(experts.flatten().cpu(), {}, expert_num);
-    counts.assign(found.const_data_ptr<int64_t>(), found.const_data_ptr<int64_t>() + expert_num);
-  }
-
-  at::Tensor order;             // int64 [T K]: the place that comes at each sorted position
-  at::Tensor inverse;           // int64 [T K]: the sorted position of each place
-  std::vector<int64_t> counts;  // [N]: places of each expert
-};
-
-at::Tensor select_rows(const at::Tensor& rows, const at::Tensor& order, int64_t times) {
-  return rows.index_select(0, times == 1 ? order : order.div(times, "floor"));
-}
-
-/// Returns rows[order / times]: each of `rows` [T, E] stands at `times` places. `inverse` is the
-/// inverse of the permutation `order`.
-class TakeRows : public torch::autograd::Function<TakeRows> {
- public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
-                            const at::Tensor& order, const at::Tensor& inverse, int64_t times) {
-    context->save_for_backward({order, inverse});
-    context->saved_data["times"] = times;
-    return select_rows(rows, order, times);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto saved = context->get_saved_variables();
-    const auto times = context->saved_data["times"].toInt();
-    auto gradient = apply(gradients[0], saved[1], saved[0], 1);
-    if (times > 1) gradient = gradient.unflatten(0, {-1, times}).sum(1);
-    return {gradient, {}, {}, {}};
-  }
-};
-
-at::Tensor take_rows(const at::Tensor& rows, const at::Tensor& order, const at::Tensor& inverse,
-                     int64_t times) {
-  const bool records = detail::is_recorded(rows) && !detail::has_tangent(rows);
-  return records ? TakeRows::apply(rows, order, inverse, times) : select_rows(rows, order, times);
-}
 
 FeedForwardImpl& expert_of(const torch::nn::ModuleList& experts, size_t i) {
   return *experts.ptr()->ptr<FeedForwardImpl>(i);
@@ -101,21 +39,16 @@ bool is_trained(const FeedForwardImpl& expert) {
   return detail::is_recorded(expert.fc_out->weight);
 }
 
-/// Runs each expert on its rows, which follow one another: [T K, E] -> [T K, E].
-at::Tensor run_experts(const torch::nn::ModuleList& experts, const at::Tensor& inputs,
-                       const std::vector<int64_t>& counts) {
-  const auto parts = inputs.split_with_sizes(counts);
+/// Runs each expert on its rows; those without rows return their input, which has none.
+std::vector<at::Tensor> run_experts(const torch::nn::ModuleList& experts,
+                                    const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> outputs;
-  for (size_t i = 0; i < counts.size(); ++i) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
     auto& expert = expert_of(experts, i);
-    if (counts[i] > 0 || is_trained(expert)) outputs.push_back(expert.forward(parts[i]));
+    const bool runs = inputs[i].size(0) > 0 || is_trained(expert);
+    outputs.push_back(runs ? expert.forward(inputs[i]) : inputs[i]);
   }
-  return outputs.empty() ? inputs : at::cat(outputs);
-}
-
-/// [T, K, E] times the weights [T, K], summed over K in the dtype of the weights.
-at::Tensor weighted_sum(const at::Tensor& outputs, const at::Tensor& weights) {
-  return (outputs * weights.unsqueeze(-1)).sum(1).to(outputs.scalar_type());
+  return outputs;
 }
 
 void check_routings(const char* function, const std::vector<ExpertRouting>& routings,
@@ -295,12 +228,9 @@ at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& x) {
   const auto rows = x.reshape({-1, x.size(-1)});
   const auto routing = route_rows(rows);
   RoutingRecord::add(routing);
-  const auto top_k = options.top_k();
-  const ExpertPlaces places(routing.experts, options.expert_num());
-  const auto inputs = take_rows(rows, places.order, places.inverse, top_k);
-  const auto outputs = run_experts(experts, inputs, places.counts);
-  const auto by_row = take_rows(outputs, places.inverse, places.order, 1);
-  auto sum = weighted_sum(by_row.unflatten(0, {-1, top_k}), routing.weights);
+  const detail::ExpertPlaces places(routing.experts, options.expert_num());
+  const auto outputs = run_experts(experts, detail::gather_rows(rows, places));
+  auto sum = detail::weigh_rows(outputs, routing.weights, places);
   if (shared) sum = sum + shared_output(rows);
   return sum.reshape(x.sizes());
 }

@@ -230,6 +230,13 @@ TEST(ParallelizeErrors, NameWhatCannotBeSplit) {
                       ParallelizeOptions().sequence_parallel(true)),
               "parallelize: module must not be or contain ResidualAttention with "
               "sequence_parallel");
+    const auto in_sequence = ParallelizeOptions().sequence_parallel(true);
+    EXPECT_EQ(refusal(*MixtureOfExperts(MixtureOfExpertsOptions(16, 4, 2)), group, in_sequence),
+              "parallelize: module must not be or contain MixtureOfExperts with sequence_parallel");
+    auto own = block_options();
+    own.feed_forward([] { return torch::nn::AnyModule(torch::nn::Linear(16, 16)); });
+    EXPECT_EQ(refusal(*TransformerBlock(own), group, in_sequence),
+              "parallelize: feed_forward must not be a layer of your own with sequence_parallel");
     EXPECT_ERROR("parallelize: group must not be null",
                  parallelize(*MultiHeadAttention(16, 4), nullptr));
   });

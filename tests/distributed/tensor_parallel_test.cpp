@@ -90,6 +90,22 @@ TEST(TensorParallel, SplitsGroupQueryAttention) {
   }
 }
 
+/// Every process routes all tokens, and has a part of each expert's hidden layer.
+TEST(TensorParallel, SplitsTheExpertsOfAMixture) {
+  in_processes(2, [](const ProcessGroup& group) {
+    const auto expert = FeedForwardOptions(16).hidden_dim(8).activation(Activation::swiglu);
+    const auto options = MixtureOfExpertsOptions(expert, /*expert_num=*/5, /*top_k=*/2)
+                             .shared(expert)
+                             .shared_gate(true);
+    WholeAndParts<MixtureOfExperts> pair([&] { return MixtureOfExperts(options); }, group);
+    const auto x = random_input({2, 6, 16}).requires_grad_();
+    const auto y = random_input({2, 6, 16}).requires_grad_();
+    pair.expect_same_training([&] { return weighed(pair.whole->forward(x)); },
+                              [&] { return weighed(pair.parts->forward(y)); });
+    expect_close(y.grad(), x.grad(), "gradient of x");
+  });
+}
+
 TEST(TensorParallel, SplitsCrossAttentionWithBias) {
   in_processes(2, [](const ProcessGroup& group) {
     WholeAndParts<MultiHeadAttention> pair(

@@ -15,6 +15,8 @@
 //               dweight += dy * x * inverse
 //   swiglu:   y = gate * s * up,   s = sigmoid(gate)
 //     backward: dgate = dy * up * s * (1 + gate * (1 - s));   dup = dy * gate * s
+//   weigh_rows:   y = sum over k of weight[k] * row[k]
+//     backward: drow[k] = weight[k] * dy;   dweight[k] = sum of dy * row[k]
 //   drop_out, for each 64 elements:   y = word >= threshold ? x * scale : 0
 //   sum_scores, for a row:   m = max s,   sum of e^(s - m),   sum of w (s - m)
 //     s = softcap tanh(score / softcap)
@@ -223,6 +225,37 @@ void swiglu_backward_rows(const Rows& gates, const Rows& ups, const Rows& output
 }
 
 template <typename T, typename Element>
+void weigh(const WeighedRows<T>& from, const Rows& to) {
+  auto* y = row_of<Element>(to, 0);
+  for_vectors<T, Element>(to.columns, [&](const auto& load_from, const auto& store_to) {
+    Vec<T> sum = {};
+    for (int64_t k = 0; k < from.count; ++k) {
+      const Vec<T> x = load_from(static_cast<const Element*>(from.rows[k]));
+      sum += from.weights ? from.weights[k] * x : x;
+    }
+    store_to(y, sum);
+  });
+}
+
+template <typename T, typename Element>
+void weigh_backward(const WeighedRows<T>& from, const Rows& output_gradient,
+                    void* const* row_gradients, T* weight_gradients) {
+  const auto* gradient = row_of<const Element>(output_gradient, 0);
+  const auto columns = output_gradient.columns;
+  for (int64_t k = 0; k < from.count; ++k) {
+    const auto* x = static_cast<const Element*>(from.rows[k]);
+    auto* of_row = static_cast<Element*>(row_gradients[k]);
+    const T weight = from.weights[k];
+    for_vectors<T, Element>(columns, [&](const auto& load_from, const auto& store_to) {
+      store_to(of_row, weight * load_from(gradient));
+    });
+    weight_gradients[k] = sum_over<T>(
+        columns, [&](int64_t i) { return load(gradient + i) * load(x + i); },
+        [&](int64_t i) { return T{widen(gradient[i])} * T{widen(x[i])}; });
+  }
+}
+
+template <typename T, typename Element>
 void drop_out_row(const Rows& row, const ElementDraws& draws, T scale, const Rows& to) {
   constexpr int64_t kBlocksOfIndex = int64_t{1} << 28;  // their counters have 32 bits
   const auto* from = row_of<const Element>(row, 0);
@@ -368,6 +401,19 @@ void swiglu_backward(const Rows& gate, const Rows& up, const Rows& output_gradie
 }
 
 template <typename T>
+void weigh_rows(const WeighedRows<T>& from, const Rows& to) {
+  with_element_of<T>(to.type, [&](auto element) { weigh<T, decltype(element)>(from, to); });
+}
+
+template <typename T>
+void weigh_rows_backward(const WeighedRows<T>& from, const Rows& output_gradient,
+                         void* const* row_gradients, T* weight_gradients) {
+  with_element_of<T>(output_gradient.type, [&](auto element) {
+    weigh_backward<T, decltype(element)>(from, output_gradient, row_gradients, weight_gradients);
+  });
+}
+
+template <typename T>
 void drop_out(const Rows& from, const ElementDraws& draws, double scale, const Rows& to) {
   with_element_of<T>(from.type, [&](auto element) {
     drop_out_row<T, decltype(element)>(from, draws, static_cast<T>(scale), to);
@@ -393,9 +439,10 @@ void score_gradients(const Rows& scores, const ScoredClasses<T>& classes, int64_
 }
 
 template <typename T>
-constexpr LayerKernelsOf<T> kKernels = {rotate<T>,     rms_norm<T>,        rms_norm_backward<T>,
-                                        swiglu<T>,     swiglu_backward<T>, drop_out<T>,
-                                        sum_scores<T>, score_gradients<T>};
+constexpr LayerKernelsOf<T> kKernels = {
+    rotate<T>,          rms_norm<T>,       rms_norm_backward<T>,   swiglu<T>,
+    swiglu_backward<T>, weigh_rows<T>,     weigh_rows_backward<T>, drop_out<T>,
+    sum_scores<T>,      score_gradients<T>};
 
 }  // namespace
 

@@ -55,6 +55,14 @@ struct ScoreFactors {
   T of_exponentials, of_weights, of_target;
 };
 
+/// Rows that lie anywhere, each contiguous, and their weights.
+template <typename T>
+struct WeighedRows {
+  const void* const* rows;  ///< [count]
+  const T* weights;         ///< [count]; null: all are 1
+  int64_t count;
+};
+
 /// In the kernels below, the elements of a row are contiguous. Numbers are computed in `T`: double
 /// for rows of double, else float.
 template <typename T>
@@ -71,6 +79,12 @@ struct LayerKernelsOf {
   /// The gradients of gate and up.
   void (*swiglu_backward)(const Rows& gate, const Rows& up, const Rows& output_gradient,
                           const Rows& gate_gradient, const Rows& up_gradient);
+  /// to, one row, = the sum of weight * row over `from`, whose rows have the type of `to`.
+  void (*weigh_rows)(const WeighedRows<T>& from, const Rows& to);
+  /// The gradients of each row of `from`, and of its weights [count], of the output's gradient, one
+  /// row.
+  void (*weigh_rows_backward)(const WeighedRows<T>& from, const Rows& output_gradient,
+                              void* const* row_gradients, T* weight_gradients);
   /// to = from * scale where an element is kept, else 0. Both are one row.
   void (*drop_out)(const Rows& from, const ElementDraws& draws, double scale, const Rows& to);
   /// The sums of one row, `scores`, whose target is a column.

@@ -27,6 +27,7 @@
 #include "cpu/isa/matrix.h"
 #include "cpu/isa/scores.h"
 #include "cpu/layers/drop_out.h"
+#include "cpu/layers/expert_rows.h"
 #include "cpu/layers/rms_norm.h"
 #include "cpu/layers/rotate.h"
 #include "cpu/layers/swiglu.h"
@@ -205,6 +206,51 @@ TEST_P(Kernels, GateElementsOfAnySize) {
     const auto finite = gate.detach().masked_select(gate.isfinite());
     const auto slope = (finite.ge(0).to(dtype) + finite.gt(0).to(dtype)) / 2;
     EXPECT_TRUE(at::allclose(gradients[0].masked_select(gate.isfinite()), slope, 0.0, 1e-30));
+  }
+}
+
+/// Experts that multiply by n + 1, on rows that fill no whole vectors; expert 2 has none.
+TEST_P(Kernels, WeighTheRowsOfExperts) {
+  torch::manual_seed(moved(12));
+  constexpr int64_t kRows = 41, kColumns = 75;
+  const auto experts = at::rand({kRows, 5}).index_fill(1, at::tensor({2}), 2.0).argsort(1);
+  const auto chosen = experts.narrow(1, 0, 3);
+  const detail::ExpertPlaces places(chosen, 5);
+  EXPECT_EQ(places.counts[2], 0);
+  const auto weigh = [&](const at::Tensor& rows, const at::Tensor& weights) {
+    auto outputs = detail::gather_rows(rows, places);
+    for (size_t n = 0; n < outputs.size(); ++n)
+      outputs[n] = outputs[n] * static_cast<double>(n + 1);
+    return detail::weigh_rows(outputs, weights, places);
+  };
+  const auto expected_sum = [&](const at::Tensor& rows, const at::Tensor& weights) {
+    return rows * (weights * (chosen + 1)).sum(1, true);
+  };
+  for (const auto dtype : kElementTypes) {
+    const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    const auto x = uniform({kRows, kColumns}, dtype), w = uniform({kRows, 3}, precise);
+    const auto direction = uniform({kColumns, kRows}, dtype).t();
+    const auto derivatives = [&](const auto& function, at::ScalarType type,
+                                 at::ScalarType of_weights) {
+      const auto rows = x.to(type).detach().requires_grad_();
+      const auto weights = w.to(of_weights).detach().requires_grad_();
+      const auto output = function(rows, weights);
+      auto result = torch::autograd::grad({output}, {rows, weights}, {direction.to(type)}, true);
+      const auto again =
+          torch::autograd::grad({output}, {rows, weights}, {direction.to(type)}, true, true);
+      const auto second =
+          torch::autograd::grad({again[0].sum() + again[1].square().sum()}, {rows, weights});
+      result.insert(result.end(), second.begin(), second.end());
+      result.push_back(output);
+      return result;
+    };
+    const auto actual = derivatives(weigh, dtype, precise);
+    EXPECT_EQ(actual.back().scalar_type(), dtype);
+    EXPECT_EQ(actual[1].scalar_type(), precise);
+    // An expert's product, its gradient and the sum are rounded.
+    EXPECT_TRUE(are_alike(actual, derivatives(expected_sum, at::kDouble, at::kDouble),
+                          6 * unit_roundoff(dtype)))
+        << c10::toString(dtype);
   }
 }
 
