@@ -49,7 +49,7 @@ struct HEED_API SamplingOptions {
 
 /// The tokens of a sequence so far, in the host's memory.
 struct HEED_API TokenHistory {
-  /// Those of the prompt, then those that have been generated.
+  /// The prompt, and then the tokens that have been generated.
   at::ArrayRef<int64_t> tokens;
   /// How many tokens at the end have been generated.
   int64_t generated = 0;
@@ -71,10 +71,9 @@ struct HEED_API TokenHistory {
 ///
 /// // With the tokens so far: tokens that have come already are less likely.
 /// std::vector<int64_t> first = {12, 7, 80}, second = {3, 3};
-/// std::vector<heed::TokenHistory> histories = {{first, /*generated=*/1}, {second,
-/// /*generated=*/1}}; const auto penalized =
-/// heed::SamplingOptions().repetition_penalty(1.2).frequency_penalty(0.5); tokens =
-/// heed::sample(scores, penalized, generators, histories);
+/// std::vector<heed::TokenHistory> histories = {{first, /*generated=*/1}, {second, 1}};
+/// const auto penalized = heed::SamplingOptions().repetition_penalty(1.2).frequency_penalty(0.5);
+/// tokens = heed::sample(scores, penalized, generators, histories);
 /// @endcode
 ///
 /// `options` are one for all rows, or one for each. `generators` are none for LibTorch's own, one

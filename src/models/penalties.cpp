@@ -35,7 +35,7 @@ struct ScorePlaces {
   }
 };
 
-/// What the options do to the scores, in their order.
+/// All changes that the options make, in their order.
 struct PenaltyPlan {
   ScorePlaces added, divided;        ///< logit_bias; repetition_penalty
   ScorePlaces each_time, once;       ///< frequency_penalty; presence_penalty

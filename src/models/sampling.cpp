@@ -58,14 +58,16 @@ void check_arguments(const at::Tensor& scores, at::ArrayRef<SamplingOptions> opt
     check_options(each);
     detail::check_penalties(kSample, each, scores.size(1), has_history);
   }
-  for (size_t row = 0; row < histories.size(); ++row) {
-    detail::check_history(kSample, row, histories[row], scores.size(1));
-  }
   HEED_CHECK(generators.size() <= 1 || generators.size() == rows,
              "{}: generators size ({}) must equal 0, 1 or scores dim 0 ({})", kSample,
              generators.size(), rows);
   for (const auto& each : generators) {
     HEED_CHECK(each.defined(), "{}: generators must be defined", kSample);
+  }
+  // Long texts are read only where an option looks at them.
+  if (!std::any_of(options.begin(), options.end(), detail::has_penalties)) return;
+  for (size_t row = 0; row < histories.size(); ++row) {
+    detail::check_history(kSample, row, histories[row], scores.size(1));
   }
 }
 

@@ -318,7 +318,8 @@ TEST(Penalties, RefuseToLookAtTokensThatAreNotGiven) {
 
 TEST(Penalties, RefuseWrongTokens) {
   const auto error = [](const std::vector<TokenHistory>& histories) {
-    return value_error([&] { sample(at::ones({2, 3}), SamplingOptions(), {}, histories); });
+    const auto options = SamplingOptions().repetition_penalty(2);
+    return value_error([&] { sample(at::ones({2, 3}), options, {}, histories); });
   };
   const Tokens good = {0, 2}, large = {0, 1, 3}, negative = {-1};
   EXPECT_EQ(error({{good, 0}}), "sample: histories size (1) must equal 0 or scores dim 0 (2)");
