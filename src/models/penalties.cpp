@@ -178,7 +178,8 @@ at::Tensor penalize(const at::Tensor& scores, at::ArrayRef<SamplingOptions> opti
     add_row(options.size() == 1 ? options[0] : options[row],
             histories.empty() ? TokenHistory() : histories[row], n * vocabulary, plan);
   }
-  auto penalized = at::empty(scores.sizes(), scores.options().dtype(at::kDouble)).copy_(scores);
+  const auto penalized = at::empty(scores.sizes(), scores.options().dtype(at::kDouble));
+  penalized.copy_(scores);
   const auto flat = penalized.view({scores.numel()});
   add_at(flat, plan.added);
   change_at(flat, plan.divided, [](const at::Tensor& taken, const at::Tensor& penalties) {
@@ -190,7 +191,7 @@ at::Tensor penalize(const at::Tensor& scores, at::ArrayRef<SamplingOptions> opti
   if (!plan.never_taken.empty()) {
     flat.index_fill_(0, to_device(plan.never_taken, scores.device()), kHiddenScore);
   }
-  return penalized;
+  return flat.view(scores.sizes());
 }
 
 }  // namespace heed::detail
