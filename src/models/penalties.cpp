@@ -22,7 +22,7 @@ namespace heed::detail {
 
 namespace {
 
-constexpr auto kHiddenScore = -std::numeric_limits<double>::infinity();
+constexpr auto kNever = -std::numeric_limits<double>::infinity();
 
 /// Some of the scores. A place may come several times.
 struct ScorePlaces {
@@ -115,7 +115,7 @@ void check_named_tokens(const char* function, const SamplingOptions& options, in
   }
   for (const auto& [token, number] : options.logit_bias()) {
     check_token(function, "logit_bias token", token, vocabulary);
-    HEED_CHECK(std::isfinite(number) || number == kHiddenScore,
+    HEED_CHECK(std::isfinite(number) || number == kNever,
                "{}: logit_bias of token {} ({}) must be finite or -inf", function, token, number);
   }
 }
@@ -189,7 +189,7 @@ at::Tensor penalize(const at::Tensor& scores, at::ArrayRef<SamplingOptions> opti
   change_at(flat, plan.once,
             [](const at::Tensor& taken, const at::Tensor& penalties) { return taken - penalties; });
   if (!plan.never_taken.empty()) {
-    flat.index_fill_(0, to_device(plan.never_taken, scores.device()), kHiddenScore);
+    flat.index_fill_(0, to_device(plan.never_taken, scores.device()), kNever);
   }
   return flat.view(scores.sizes());
 }

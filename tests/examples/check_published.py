@@ -361,7 +361,8 @@ def check_texts(options, llama: Path, tokenizer) -> None:
     raw = expected(tokenizer(prompt, add_special_tokens=False).input_ids)
     expect("a raw text", written(prompt, "--raw"), raw + "\n")
     made = text[len(prompt) :]
-    stop = made[len(made) // 2 : len(made) // 2 + 4]
+    parts = (made[i : i + 4] for i in range(len(made) // 2, len(made)))
+    stop = next(part for part in parts if "\0" not in part)  # which no argument can hold
     until = prompt + made[: made.find(stop)] + "\n"
     for stops in ([f"--stop={stop}"], ["--stop=never ever", f"--stop={stop}"]):
         expect(f"a text until {stop!r}", written(prompt, *stops), until)

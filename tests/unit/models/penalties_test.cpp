@@ -198,6 +198,7 @@ TEST(Penalties, DependOnTheRowsOwnTokensAlone) {
 TEST(Penalties, DivideOrMultiplyARepeatedTokenOnce) {
   const auto options = greedy().repetition_penalty(2);
   EXPECT_EQ(likeliest({3, 1.25, -1}, options, {0}, 0), 0);  // 1.5, 1.25
+  EXPECT_EQ(likeliest({3, 1.25, -1}, options, {0, 0, 0}, 2), 0);
   EXPECT_EQ(likeliest({3, 1.75, -1}, options, {0, 0, 0}, 2), 1);
   EXPECT_EQ(likeliest({-1, -1.5, -9}, options, {0}, 0), 1);                           // -2, -1.5
   EXPECT_EQ(likeliest({1, 3, -1}, greedy().repetition_penalty(0.25), {0, 0}, 0), 0);  // 4, 3
