@@ -8,13 +8,15 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
-#include "language/published.h"
+#include "language/generation_config.h"
 #include "language/sampling_arguments.h"
 #include "language/text_generator.h"
 #include "language/weights_argument.h"
 #include "support/checks.h"
 #include "support/command_line.h"
+#include "text/stop_strings.h"
 
 namespace {
 
@@ -24,7 +26,7 @@ using heed::examples::TextGenerator;
 struct Arguments {
   std::string model = "gpt";
   std::string prompt, tokens;
-  int64_t count = 500;
+  std::optional<int64_t> count;
   heed::examples::SamplingArguments sampling;
   std::string device = "cpu";
   std::string dtype = "auto";
@@ -49,18 +51,35 @@ std::shared_ptr<const heed::examples::Codec> codec_for(const LanguageModel& mode
       " has no tokenizer.json, which --prompt needs: give the prompt's token ids with --tokens");
 }
 
-/// Prints the text while it is made. Returns how many tokens have been.
-int64_t write_text(TextGenerator& generator, const heed::examples::Speller& speller,
-                   const Arguments& arguments) {
-  const auto sampling = arguments.sampling.chosen();
+/// The end of a generated text.
+struct Written {
+  int64_t tokens = 0;    ///< how many it has
+  bool stopped = false;  ///< at one of the texts of --stop
+};
+
+/// Prints the text while it is made.
+Written write_text(TextGenerator& generator, const heed::examples::Speller& speller,
+                   const heed::SamplingOptions& sampling, const std::vector<std::string>& stops,
+                   int64_t most) {
+  heed::examples::StopStrings until(stops);
   int64_t written = 0;
-  for (; written < arguments.count; ++written) {
+  for (; written < most && !until.found(); ++written) {
     const auto token = generator.next(sampling);
     if (!token) break;
-    heed::examples::print_now(speller.push(*token));
+    heed::examples::print_now(until.push(speller.push(*token)));
   }
-  heed::examples::print_now(speller.finish() + '\n');
-  return written;
+  auto rest = until.push(speller.finish());
+  rest += until.finish();
+  heed::examples::print_now(rest + '\n');
+  return {written, until.found()};
+}
+
+/// Why fewer tokens were written than asked for.
+std::string why_ended(const Written& written, const TextGenerator& generator,
+                      const LanguageModel& model) {
+  if (written.stopped) return "; the text has reached a stop";
+  if (!generator.is_full()) return "; the text has ended";
+  return fmt::format("; the model's context of {} tokens is full", model.context);
 }
 
 int run(const Arguments& arguments) {
@@ -70,25 +89,23 @@ int run(const Arguments& arguments) {
                            .weights(arguments.weights.chosen());
   auto model = heed::examples::load_language_model(arguments.model, options);
   model.model->to(at::Device(arguments.device));
-  const auto note = heed::examples::left_out(arguments.model, arguments.sampling.chosen());
+  const auto sampling = arguments.sampling.chosen(model);
+  const auto note = heed::examples::left_out(arguments.model, sampling);
   if (!note.empty()) fmt::print(stderr, "generate: {}\n", note);
   const auto codec = codec_for(model, arguments);
-  const auto prompt = codec->encode(arguments.prompt + arguments.tokens);
+  const auto prompt = codec->tokens_of(arguments.prompt + arguments.tokens, arguments.sampling.raw);
+  const auto most = arguments.count.value_or(model.defaults.tokens.value_or(500));
   torch::manual_seed(arguments.sampling.seed);
-  TextGenerator generator(model, prompt, arguments.count);
+  TextGenerator generator(model, prompt, most);
   const auto speller = codec->speller();
   for (const auto token : prompt) heed::examples::print_now(speller.push(token));
   const auto start = std::chrono::steady_clock::now();
-  const auto written = write_text(generator, speller, arguments);
+  const auto written = write_text(generator, speller, sampling, arguments.sampling.stops, most);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  auto ended =
-      fmt::format("{} token{} in {:.2f} s: {:.0f} tokens/s", written, written == 1 ? "" : "s",
-                  seconds.count(), static_cast<double>(written) / seconds.count());
-  if (written < arguments.count) {
-    ended += generator.is_full()
-                 ? fmt::format("; the model's context of {} tokens is full", model.context)
-                 : "; the text has ended";
-  }
+  const auto count = written.tokens;
+  auto ended = fmt::format("{} token{} in {:.2f} s: {:.0f} tokens/s", count, count == 1 ? "" : "s",
+                           seconds.count(), static_cast<double>(count) / seconds.count());
+  if (written.stopped || count < most) ended += why_ended(written, generator, model);
   fmt::print(stderr, "{}\n", ended);
   return 0;
 }
@@ -98,8 +115,9 @@ int run(const Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   heed::examples::CommandLine app(
-      "Writes text with a model that train_gpt or finetune trained, or with a published one.",
-      "generate");
+      "Writes text with a model that train_gpt or finetune trained, or with a published one.\n" +
+          heed::examples::about_defaults(),
+      "generate", 38);
   app.folder("--model", arguments.model,
              "a folder that train_gpt wrote, or one in Hugging Face's format: config.json, "
              "model.safetensors and, for text, tokenizer.json");
@@ -107,7 +125,9 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", arguments.tokens,
                  "the same as token ids, such as \"1 2 3\"; prints ids, too")
       ->excludes(prompt);
-  app.whole_number("--count", arguments.count, "number of tokens to write, at most", 1);
+  app.whole_number("--count", arguments.count,
+                   "number of tokens to write, at most; 500, or that of generation_config.json", 1);
+  heed::examples::add_text_options(app, arguments.sampling);
   heed::examples::add_sampling_options(app, arguments.sampling);
   app.device(arguments.device, "where to compute");
   app.choice("--dtype", arguments.dtype, "dtype of the model; auto: that of its file",

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "language/batch_generator.h"
+#include "language/generation_config.h"
 #include "language/ordered_answers.h"
-#include "language/published.h"
 #include "language/sampling_arguments.h"
 #include "language/weights_argument.h"
 #include "support/checks.h"
@@ -30,8 +30,7 @@ using heed::examples::Prompt;
 struct Arguments {
   std::string model = "gpt";
   std::string prompts;
-  int64_t tokens = 200;
-  std::string stop;
+  std::optional<int64_t> tokens;
   heed::examples::BatchOptions batch;
   heed::examples::SamplingArguments sampling;
   std::string device = "cpu";
@@ -39,6 +38,7 @@ struct Arguments {
 };
 
 constexpr size_t kLongestLine = size_t{1} << 22, kMostPrompts = 1'000'000;
+constexpr int64_t kMostTokens = 1'000'000'000;
 
 /// The prompts of a file: those that can be answered, and how many there are with the others.
 struct Prompts {
@@ -101,22 +101,21 @@ Prompts read_prompts(const std::string& path) {
 }
 
 /// In tokens, of those that the model can read; the others are refused.
-int64_t longest_prompt(const heed::examples::LanguageModel& model, Prompts& prompts) {
+int64_t longest_prompt(const heed::examples::LanguageModel& model, Prompts& prompts, bool raw) {
   size_t longest = 1;
   prompts.keep_if([&](const Prompt& prompt) {
-    longest = std::max(longest, model.window_of(model.codec->encode(prompt.text)).size());
+    longest = std::max(longest, model.window_of(model.codec->tokens_of(prompt.text, raw)).size());
   });
   return static_cast<int64_t>(longest);
 }
 
-void add_requests(BatchGenerator& generator, Prompts& prompts, const Arguments& arguments) {
-  heed::examples::GenerationRequest request;
-  request.tokens = arguments.tokens;
-  request.stop = arguments.stop;
-  request.sampling = arguments.sampling.chosen();
+/// Adds the prompts with what `request` says beside them; seeds count up from its own.
+void add_requests(BatchGenerator& generator, Prompts& prompts,
+                  heed::examples::GenerationRequest request) {
+  const auto seed = request.seed;
   prompts.keep_if([&](const Prompt& prompt) {
     request.prompt = prompt.text;
-    request.seed = arguments.sampling.seed + prompt.number - 1;
+    request.seed = seed + prompt.number - 1;
     generator.add(request);
   });
 }
@@ -127,11 +126,10 @@ struct Done {
 };
 
 /// Prints the answers while they are made, until all are whole or Ctrl-C.
-Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts,
-           const Arguments& arguments, const heed::examples::Interrupt& interrupt,
-           heed::examples::Progress& progress) {
+Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts, int64_t tokens,
+           const heed::examples::Interrupt& interrupt, heed::examples::Progress& progress) {
   heed::examples::OrderedAnswers answers(prompts);
-  std::vector<int64_t> left(prompts.size(), arguments.tokens);
+  std::vector<int64_t> left(prompts.size(), tokens);
   Done done;
   while (!generator.done() && !interrupt.asked()) {
     int64_t steps = 0;  // with the tokens that an answer does not need
@@ -157,6 +155,19 @@ Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts,
   return done;
 }
 
+/// A request without a prompt, for all of them.
+heed::examples::GenerationRequest request_of(const Arguments& arguments,
+                                             const heed::examples::LanguageModel& model) {
+  heed::examples::GenerationRequest request;
+  const auto most = std::min(model.defaults.tokens.value_or(200), kMostTokens);
+  request.tokens = arguments.tokens.value_or(most);
+  request.stops = arguments.sampling.stops;
+  request.sampling = arguments.sampling.chosen(model);
+  request.seed = arguments.sampling.seed;
+  request.raw = arguments.sampling.raw;
+  return request;
+}
+
 int run(Arguments arguments) {
   heed::examples::check_device(arguments.device);
   auto prompts = read_prompts(arguments.prompts);
@@ -164,18 +175,19 @@ int run(Arguments arguments) {
       arguments.model, heed::PretrainedOptions().weights(arguments.weights.chosen()));
   if (!model.codec) throw std::runtime_error(arguments.model + " has no tokenizer.json");
   model.model->to(at::Device(arguments.device));
-  const auto note = heed::examples::left_out(arguments.model, arguments.sampling.chosen());
+  const auto request = request_of(arguments, model);
+  const auto note = heed::examples::left_out(arguments.model, request.sampling);
   if (!note.empty()) fmt::print(stderr, "serve: {}\n", note);
-  const auto longest = longest_prompt(model, prompts);
+  const auto longest = longest_prompt(model, prompts, request.raw);
   const auto at_once = std::max<size_t>(prompts.good.size(), 1);
   arguments.batch.at_once = std::min(arguments.batch.at_once, static_cast<int64_t>(at_once));
-  arguments.batch.longest = arguments.tokens + longest;
+  arguments.batch.longest = request.tokens + longest;
   BatchGenerator generator(model, arguments.batch);
-  add_requests(generator, prompts, arguments);
+  add_requests(generator, prompts, request);
   const heed::examples::Interrupt interrupt;
   const auto count = static_cast<int64_t>(prompts.good.size());
-  heed::examples::Progress progress(count * arguments.tokens, 0, stderr);
-  const auto done = serve(generator, prompts.good, arguments, interrupt, progress);
+  heed::examples::Progress progress(count * request.tokens, 0, stderr);
+  const auto done = serve(generator, prompts.good, request.tokens, interrupt, progress);
   const auto seconds = progress.seconds();
   fmt::print(stderr, "{} of {} answers, {} tokens in {:.2f} s: {:.0f} tokens/s, {} preemptions\n",
              done.answers, prompts.count, done.tokens, seconds,
@@ -192,14 +204,17 @@ int main(int argc, char** argv) {
       "Continues many prompts at once with a model that train_gpt or finetune trained, or with a\n"
       "published one. Prints the answers in the order of their prompts. The seed of the first is\n"
       "--seed, that of the next one more. A prompt that cannot be answered is told with "
-      "its number,\nand makes the exit status 1.",
-      "serve");
+      "its number,\nand makes the exit status 1.\n" +
+          heed::examples::about_defaults(),
+      "serve", 38);
   auto& batch = arguments.batch;
   app.folder("--model", arguments.model,
              "a folder that train_gpt wrote, or one in Hugging Face's format");
   app.file("--prompts", arguments.prompts, "a file with a prompt on each line")->required();
-  app.whole_number("--tokens", arguments.tokens, "tokens of an answer, at most", 1, 1'000'000'000);
-  app.add_option("--stop", arguments.stop, "text that ends an answer");
+  app.whole_number("--tokens", arguments.tokens,
+                   "tokens of an answer, at most; 200, or that of generation_config.json", 1,
+                   kMostTokens);
+  heed::examples::add_text_options(app, arguments.sampling);
   app.whole_number("--at-once", batch.at_once, "answers that are made at the same time, at most", 1,
                    4096);
   app.whole_number("--pages", batch.pages,

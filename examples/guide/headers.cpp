@@ -424,6 +424,12 @@ void sampling() {
   std::vector<at::Generator> generators = {at::make_generator<at::CPUGeneratorImpl>(/*seed=*/1),
                                            at::make_generator<at::CPUGeneratorImpl>(/*seed=*/2)};
   tokens = heed::sample(scores, options, generators);
+
+  // With the tokens so far: tokens that have come already are less likely.
+  std::vector<int64_t> first = {12, 7, 80}, second = {3, 3};
+  std::vector<heed::TokenHistory> histories = {{first, /*generated=*/1}, {second, 1}};
+  const auto penalized = heed::SamplingOptions().repetition_penalty(1.2).frequency_penalty(0.5);
+  tokens = heed::sample(scores, penalized, generators, histories);
 }
 
 void scaled_dot_product_attention() {

@@ -36,8 +36,10 @@ BatchGenerator::BatchGenerator(const LanguageModel& language_model, const BatchO
 void BatchGenerator::add(GenerationRequest request) {
   Text text;
   text.number = added_;
-  const auto prompt = language_model_.codec->encode(request.prompt);
-  text.window = language_model_.window_of(prompt);
+  const auto prompt = language_model_.codec->tokens_of(request.prompt, request.raw);
+  text.tokens = language_model_.beginning(prompt);
+  text.window = language_model_.window_of(text.tokens);
+  text.stops = StopStrings(request.stops);
   text.has_prompt = !prompt.empty();
   // The last token of the answer is not read.
   const auto longest = static_cast<int64_t>(text.window.size()) + request.tokens - 1;
@@ -106,14 +108,16 @@ void BatchGenerator::admit() {
 at::Tensor BatchGenerator::sample_next(const at::Tensor& scores) {
   std::vector<SamplingOptions> options;
   std::vector<at::Generator> generators;
+  std::vector<TokenHistory> histories;
   for (const auto& text : running_) {
     options.push_back(text.request.sampling);
     generators.push_back(text.generator);
+    histories.push_back({text.tokens, text.generated});
   }
-  return sample(scores, options, generators).cpu();
+  return sample(scores, options, generators, histories).cpu();
 }
 
-/// The text that a token adds to the answer, up to the stop.
+/// The text that a token adds to the answer, which ends before a stop.
 std::string BatchGenerator::spell(Text& text, int64_t token, bool& last) const {
   const auto& request = text.request;
   std::string piece;
@@ -124,13 +128,10 @@ std::string BatchGenerator::spell(Text& text, int64_t token, bool& last) const {
     last = ++text.generated >= request.tokens || language_model_.is_full(text.window);
   }
   if (last) piece += text.speller->finish();
-  const auto before = text.answer.size(), stop = request.stop.size();
-  text.answer += piece;
-  if (stop == 0) return piece;
-  const auto found = text.answer.find(request.stop, before < stop ? 0 : before - stop + 1);
-  if (found == std::string::npos) return piece;
-  last = true;
-  return piece.substr(0, found + stop - before);
+  auto shown = text.stops.push(piece);
+  if (last) shown += text.stops.finish();
+  last = last || text.stops.found();
+  return shown;
 }
 
 GeneratedToken BatchGenerator::take(Text& text, int64_t token) {
@@ -140,6 +141,7 @@ GeneratedToken BatchGenerator::take(Text& text, int64_t token) {
     cache_.remove(text.sequence);
     return generated;
   }
+  text.tokens.push_back(token);
   const bool moved = language_model_.append({token}, text.window);
   const auto length = static_cast<int64_t>(text.window.size());
   if (moved || language_model_.must_read_again(cache_.length(text.sequence), length)) {

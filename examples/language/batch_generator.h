@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "language_model.h"
+#include "text/stop_strings.h"
 
 namespace heed::examples {
 
@@ -23,11 +24,12 @@ struct BatchOptions {
 
 /// A prompt that is to be continued.
 struct GenerationRequest {
-  std::string prompt;  ///< an empty one is the model's start
-  int64_t tokens = 1;  ///< of the answer, at most
-  std::string stop;    ///< an answer that ends with this text is whole; none if it is empty
+  std::string prompt;              ///< an empty one is the model's start
+  int64_t tokens = 1;              ///< of the answer, at most
+  std::vector<std::string> stops;  ///< an answer ends before the first of these texts in it
   SamplingOptions sampling;
   uint64_t seed = 0;
+  bool raw = false;  ///< the prompt is read without the tokens that the codec puts around a text
 };
 
 /// The next token of an answer.
@@ -67,11 +69,12 @@ class BatchGenerator {
   struct Text {
     size_t number;
     GenerationRequest request;
+    std::vector<int64_t> tokens;     // all of them, with the prompt's
     std::vector<int64_t> window;     // what the model sees; the cache holds the beginning of it
     bool has_prompt;                 // or the window is the model's start
     at::Generator generator;         // from here on: once it has begun
     std::optional<Speller> speller;  // likewise
-    std::string answer;
+    StopStrings stops;
     int64_t generated = 0;
     int64_t sequence = -1;  // in the cache, if it is not waiting
   };

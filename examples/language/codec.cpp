@@ -2,7 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -50,6 +52,14 @@ int64_t number(std::string_view word, int64_t size) {
   return value;
 }
 
+/// The tokens without their first `count`, if the next ones are the same.
+std::vector<int64_t> without_repeated_beginning(std::vector<int64_t> tokens, size_t count) {
+  if (tokens.size() < 2 * count) return tokens;
+  const auto text = tokens.begin() + static_cast<std::ptrdiff_t>(count);
+  if (std::equal(tokens.begin(), text, text)) tokens.erase(tokens.begin(), text);
+  return tokens;
+}
+
 }  // namespace
 
 std::shared_ptr<const Codec> byte_codec() {
@@ -57,7 +67,7 @@ std::shared_ptr<const Codec> byte_codec() {
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     return std::vector<int64_t>(bytes, bytes + text.size());
   };
-  return std::make_shared<Codec>(Codec{encode, byte_speller, 256});
+  return std::make_shared<Codec>(Codec{encode, encode, byte_speller, 256});
 }
 
 std::shared_ptr<const Codec> number_codec(int64_t size) {
@@ -78,18 +88,23 @@ std::shared_ptr<const Codec> number_codec(int64_t size) {
     };
     return Speller{push, [] { return std::string(); }};
   };
-  return std::make_shared<Codec>(Codec{encode, speller, size});
+  return std::make_shared<Codec>(Codec{encode, encode, speller, size});
 }
 
 std::shared_ptr<const Codec> tokenizer_codec(const std::string& path) {
   const Tokenizer tokenizer(path);
-  const auto encode = [tokenizer](std::string_view text) { return tokenizer.encode(text); };
+  const auto encode = [tokenizer](std::string_view text) {
+    return without_repeated_beginning(tokenizer.encode(text), tokenizer.tokens_before().size());
+  };
+  const auto encode_raw = [tokenizer](std::string_view text) {
+    return tokenizer.encode(text, /*add_special_tokens=*/false);
+  };
   const auto speller = [tokenizer] {
     auto stream = tokenizer.decode_stream();
     return Speller{[stream](int64_t token) mutable { return stream.push(token); },
                    [stream]() mutable { return stream.finish(); }};
   };
-  return std::make_shared<Codec>(Codec{encode, speller, tokenizer.size()});
+  return std::make_shared<Codec>(Codec{encode, encode_raw, speller, tokenizer.size()});
 }
 
 }  // namespace heed::examples

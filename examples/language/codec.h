@@ -19,11 +19,19 @@ struct Speller {
 
 /// How the text of a language model becomes tokens, and tokens become text.
 struct Codec {
-  /// With the tokens that the model expects around a text. Throws std::runtime_error when the text
-  /// cannot be encoded.
-  std::function<std::vector<int64_t>(std::string_view)> encode;
+  using Encode = std::function<std::vector<int64_t>(std::string_view)>;
+
+  /// With the tokens that the model expects around a text. Those that the text begins with by
+  /// itself are not put before it again. Throws std::runtime_error when the text cannot be encoded.
+  Encode encode;
+  /// Without the tokens around a text.
+  Encode encode_raw;
   std::function<Speller()> speller;
   int64_t size;  ///< tokens are below this number
+
+  std::vector<int64_t> tokens_of(std::string_view text, bool raw) const {
+    return raw ? encode_raw(text) : encode(text);
+  }
 };
 
 /// The tokens are the bytes of the text.

@@ -39,7 +39,7 @@ bool crosses_length_trained_for(const TransformerBlockOptions& block, int64_t re
 }  // namespace
 
 std::vector<int64_t> LanguageModel::window_of(const std::vector<int64_t>& prompt) const {
-  const auto& tokens = prompt.empty() ? start : prompt;
+  const auto& tokens = beginning(prompt);
   if (tokens.empty()) {
     throw std::runtime_error("give a prompt: the model names no token that begins a text");
   }

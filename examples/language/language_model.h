@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "codec.h"
+#include "generation_config.h"
 
 namespace heed::examples {
 
@@ -23,7 +24,12 @@ struct LanguageModel {
   std::shared_ptr<const Codec> codec;  ///< empty if the folder has no tokenizer
   std::vector<int64_t> start;          ///< read in place of an empty prompt
   std::vector<int64_t> ends;           ///< tokens that end a text
+  GenerationDefaults defaults;
 
+  /// The tokens that a text begins with: those of the prompt, or the start if there are none.
+  const std::vector<int64_t>& beginning(const std::vector<int64_t>& prompt) const {
+    return prompt.empty() ? start : prompt;
+  }
   /// The tokens of a prompt that the model sees. Throws std::runtime_error when there is nothing to
   /// begin with, when the prompt is too long, and when the model has no such token.
   std::vector<int64_t> window_of(const std::vector<int64_t>& prompt) const;

@@ -1,11 +1,9 @@
 #pragma once
 
-#include <c10/core/ScalarType.h>
-#include <heed/sampling.h>
+#include <heed/pretrained.h>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "codec.h"
@@ -23,11 +21,6 @@ int64_t published_context(const std::string& folder);
 
 /// The tokenizer of the folder; empty if there is none.
 std::shared_ptr<const Codec> published_codec(const std::string& folder);
-
-/// A sentence about the settings in the folder's generation_config.json, or else its config.json,
-/// that would change the text, and that a program which samples with these options does not follow;
-/// empty if there are none. Throws std::runtime_error when the file is not a JSON object.
-std::string left_out(const std::string& folder, const SamplingOptions& sampling);
 
 /// Copies what belongs to the tokenizer and to generation, for a model that was made from this
 /// one.

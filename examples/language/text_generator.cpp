@@ -8,7 +8,9 @@ namespace heed::examples {
 
 TextGenerator::TextGenerator(const LanguageModel& language_model,
                              const std::vector<int64_t>& prompt, int64_t most)
-    : language_model_(language_model), window_(language_model.window_of(prompt)) {
+    : language_model_(language_model),
+      text_(language_model.beginning(prompt)),
+      window_(language_model.window_of(text_)) {
   const auto longest = static_cast<int64_t>(window_.size()) + most;
   const auto context = language_model_.context;
   language_model_.model->eval();
@@ -35,9 +37,12 @@ void TextGenerator::read() {
 std::optional<int64_t> TextGenerator::next(const SamplingOptions& options) {
   if (ended_ || full_) return std::nullopt;
   read();
-  const auto token = sample(scores_, options).item<int64_t>();
+  const TokenHistory history{text_, generated_};
+  const auto token = sample(scores_, options, {}, history).item<int64_t>();
   ended_ = language_model_.is_end(token);
   if (ended_) return std::nullopt;
+  text_.push_back(token);
+  ++generated_;
   full_ = language_model_.is_full(window_);
   if (!full_ && language_model_.append({token}, window_)) forget();
   return token;

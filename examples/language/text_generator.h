@@ -34,6 +34,8 @@ class TextGenerator {
   void forget();
 
   LanguageModel language_model_;
+  std::vector<int64_t> text_;    // the whole of it, with the prompt
+  int64_t generated_ = 0;        // tokens of it
   std::vector<int64_t> window_;  // what the model sees
   std::vector<KVCache> caches_;
   size_t read_ = 0;    // how many tokens of the window the caches hold

@@ -53,6 +53,10 @@ inline CLI::Validator above_zero() {
   return number("above 0", [](double value) { return value > 0; });
 }
 
+inline CLI::Validator finite() {
+  return number("finite", [](double) { return true; });
+}
+
 inline CLI::Validator learning_rate() {
   return number("above 0 and at most 1e30", [](double rate) { return rate > 0 && rate <= 1e30; });
 }
@@ -60,6 +64,13 @@ inline CLI::Validator learning_rate() {
 /// A number from 0 to 1.
 inline CLI::Validator share() {
   return number("from 0 to 1", [](double value) { return value >= 0 && value <= 1; });
+}
+
+inline CLI::Validator not_empty() {
+  const auto check = [](const std::string& text) {
+    return text.empty() ? "must not be empty" : "";
+  };
+  return {check, ""};
 }
 
 /// The command line of a program. Its help shows the defaults.
@@ -107,10 +118,7 @@ class CommandLine : public CLI::App {
   }
   /// A file or a folder.
   CLI::Option* path(const std::string& name, std::string& path, const std::string& about) {
-    const auto check = [](const std::string& text) {
-      return text.empty() ? "must not be empty" : "";
-    };
-    return add(name, path, about, CLI::Validator(check, ""))->type_name("PATH");
+    return add(name, path, about, not_empty())->type_name("PATH");
   }
 };
 

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "files.h"
+
 namespace heed::examples {
 
 namespace {
@@ -111,6 +113,17 @@ Json read_json(std::istream& file) {
   }
   if (file.bad()) throw std::runtime_error("the file cannot be read");
   return parse_json(text);
+}
+
+Json read_json_object(const std::string& path) {
+  auto file = open_file(path);
+  try {
+    auto object = read_json(file);
+    if (!object.is_object()) throw std::runtime_error("the file must be a JSON object");
+    return object;
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(path + ": " + error.what());
+  }
 }
 
 std::string in_quotes(const std::string& text) {

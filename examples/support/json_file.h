@@ -15,6 +15,9 @@ nlohmann::json parse_json(const std::string& text);
 /// Parses what is left of a file, within the same limits.
 nlohmann::json read_json(std::istream& file);
 
+/// Reads a file that must be a JSON object. The path is at the beginning of errors.
+nlohmann::json read_json_object(const std::string& path);
+
 /// A text as an error shows it: in quotation marks, and cut if it is long.
 std::string in_quotes(const std::string& text);
 

@@ -172,6 +172,8 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_t
   return ids;
 }
 
+const std::vector<int64_t>& Tokenizer::tokens_before() const { return parts_->surroundings.before; }
+
 std::string Tokenizer::decode(const std::vector<int64_t>& ids, bool skip_special_tokens) const {
   auto stream = decode_stream(skip_special_tokens);
   std::string text;

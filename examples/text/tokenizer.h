@@ -45,6 +45,9 @@ class Tokenizer {
   /// text is not UTF-8.
   std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
 
+  /// The tokens that the post-processor puts before a text.
+  const std::vector<int64_t>& tokens_before() const;
+
   /// Ids of no token are left out, and so are special tokens with `skip_special_tokens`. U+FFFD
   /// stands for bytes that are not UTF-8.
   std::string decode(const std::vector<int64_t>& ids, bool skip_special_tokens = true) const;

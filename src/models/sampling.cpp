@@ -19,6 +19,7 @@
 
 #include "core/checks.h"
 #include "core/to_device.h"
+#include "models/penalties.h"
 
 namespace heed {
 
@@ -38,7 +39,7 @@ void check_options(const SamplingOptions& options) {
 }
 
 void check_arguments(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options,
-                     at::ArrayRef<at::Generator> generators) {
+                     at::ArrayRef<at::Generator> generators, at::ArrayRef<TokenHistory> histories) {
   detail::check_defined(kSample, "scores", scores);
   detail::check_rank(kSample, "scores", scores, 2);
   detail::check_floating(kSample, "scores", scores);
@@ -48,22 +49,36 @@ void check_arguments(const at::Tensor& scores, at::ArrayRef<SamplingOptions> opt
   HEED_CHECK(options.size() == 1 || options.size() == rows,
              "{}: options size ({}) must equal 1 or scores dim 0 ({})", kSample, options.size(),
              rows);
-  for (const auto& each : options) check_options(each);
+  HEED_CHECK(histories.empty() || histories.size() == rows,
+             "{}: histories size ({}) must equal 0 or scores dim 0 ({})", kSample, histories.size(),
+             rows);
+  // Where there are no rows, no history is missing.
+  const bool has_history = !histories.empty() || rows == 0;
+  for (const auto& each : options) {
+    check_options(each);
+    detail::check_penalties(kSample, each, scores.size(1), has_history);
+  }
   HEED_CHECK(generators.size() <= 1 || generators.size() == rows,
              "{}: generators size ({}) must equal 0, 1 or scores dim 0 ({})", kSample,
              generators.size(), rows);
   for (const auto& each : generators) {
     HEED_CHECK(each.defined(), "{}: generators must be defined", kSample);
   }
+  // Long texts are read only where an option looks at them.
+  if (!std::any_of(options.begin(), options.end(), detail::has_penalties)) return;
+  for (size_t row = 0; row < histories.size(); ++row) {
+    detail::check_history(kSample, row, histories[row], scores.size(1));
+  }
 }
 
-/// Checks the largest score of each row [N], which shows NaN anywhere in the row.
-void check_largest(const at::Tensor& largest, const at::Tensor& scores) {
+/// Checks the largest score of each row [N], which shows NaN anywhere in the row. `name` is what an
+/// error calls it.
+void check_largest(const at::Tensor& largest, const at::Tensor& scores, const char* name) {
   if (!largest.is_cpu() || largest.numel() == 0) return;
   const auto finite = at::isfinite(largest);
   const auto row = finite.to(at::kByte).argmin().item<int64_t>();  // the first that is not finite
-  HEED_CHECK(finite[row].item<bool>(), "{}: scores row {} maximum ({}) must be finite; scores {}",
-             kSample, row, largest[row].item<double>(), detail::shape(scores));
+  HEED_CHECK(finite[row].item<bool>(), "{}: scores row {} {} ({}) must be finite; scores {}",
+             kSample, row, name, largest[row].item<double>(), detail::shape(scores));
 }
 
 /// The values of get(option) as a column: [N, 1], or [1, 1] for one option for all rows.
@@ -149,10 +164,17 @@ at::Tensor draw_tokens(const at::Tensor& scores, at::ArrayRef<SamplingOptions> o
 
 at::Tensor sample(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options,
                   at::ArrayRef<at::Generator> generators) {
-  check_arguments(scores, options, generators);
+  return sample(scores, options, generators, at::ArrayRef<TokenHistory>());
+}
+
+at::Tensor sample(const at::Tensor& scores, at::ArrayRef<SamplingOptions> options,
+                  at::ArrayRef<at::Generator> generators, at::ArrayRef<TokenHistory> histories) {
+  check_arguments(scores, options, generators, histories);
   const at::NoGradGuard no_grad;
-  const auto [largest, likeliest] = scores.max(1, /*keepdim=*/true);
-  check_largest(largest.squeeze(1), scores);
+  const bool changes = std::any_of(options.begin(), options.end(), detail::has_penalties);
+  const auto penalized = changes ? detail::penalize(scores, options, histories) : scores;
+  const auto [largest, likeliest] = penalized.max(1, /*keepdim=*/true);
+  check_largest(largest.squeeze(1), scores, changes ? "maximum with penalties" : "maximum");
   const auto is_greedy = [](const SamplingOptions& row) { return row.temperature() == 0.0; };
   if (std::all_of(options.begin(), options.end(), is_greedy)) return likeliest.squeeze(1);
   const auto temperatures =
@@ -160,7 +182,7 @@ at::Tensor sample(const at::Tensor& scores, at::ArrayRef<SamplingOptions> option
   const auto greedy = temperatures.eq(0.0);
   // The largest score is subtracted first, so that a temperature near 0 overflows to probabilities
   // of 0.
-  const auto scaled = (scores.to(at::kDouble) - largest) / temperatures.masked_fill(greedy, 1.0);
+  const auto scaled = (penalized.to(at::kDouble) - largest) / temperatures.masked_fill(greedy, 1.0);
   return at::where(greedy.squeeze(1), likeliest.squeeze(1),
                    draw_tokens(scaled, options, generators));
 }

@@ -283,6 +283,15 @@ TEST(Waits, NoSampledTokenIsWaitedFor) {
   expect_no_wait("most likely", [&] { sample(scores, options[0]); });
   expect_no_wait("by the device's generator", [&] { sample(scores); });
   expect_no_wait("by generators of the CPU", [&] { sample(scores, options, generators); });
+  const std::vector<int64_t> tokens = {1, 7, 1, 7};
+  const std::vector<TokenHistory> histories(3, {tokens, 2});
+  const auto penalized = SamplingOptions()
+                             .repetition_penalty(1.5)
+                             .presence_penalty(0.5)
+                             .frequency_penalty(0.5)
+                             .no_repeat_ngram_size(2)
+                             .logit_bias({{3, 1.0}});
+  expect_no_wait("with penalties", [&] { sample(scores, penalized, generators, histories); });
 }
 
 TEST(Waits, NoAttentionWaitsUnderAutocast) {

@@ -38,12 +38,9 @@ LOSS_TOLERANCE = 1e-5
 # Fields of generation_config.json that generate and serve leave out, with a value that changes the
 # text and one that does not; and those that make no difference to them.
 LEFT_OUT = {
-    "repetition_penalty": (1.5, 1.0),
     "encoder_repetition_penalty": (1.5, 1),
-    "no_repeat_ngram_size": (3, 0),
     "encoder_no_repeat_ngram_size": (3, 0),
     "min_length": (3, 0),
-    "min_new_tokens": (3, 0),
     "exponential_decay_length_penalty": ([1, 1.5], None),
     "bad_words_ids": ([[5]], []),
     "force_words_ids": ([[5]], []),
@@ -65,8 +62,9 @@ LEFT_OUT = {
 }
 SAMPLING = {"typical_p": (0.5, 1.0), "epsilon_cutoff": (0.5, 0.0), "eta_cutoff": (0.5, 0.0),
             "top_h": (0.5, None)}  # fmt: skip
-SAMPLING_OPTIONS = {"temperature": (0.6, 1.0), "top_k": (7, 0), "top_p": (0.9, 1.0),
-                    "min_p": (0.1, 0.0)}  # fmt: skip
+# They follow these.
+FOLLOWED = {"temperature": 0.6, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5,
+            "no_repeat_ngram_size": 3, "min_new_tokens": 3}  # fmt: skip
 NOT_TOLD = """
     _from_model_config assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight
     assistant_lookbehind bos_token_id cache_config cache_implementation compile_config
@@ -253,7 +251,7 @@ def check_serve(options, folder: Path, tokenizer) -> None:
 
 
 def check_left_out(options, llama: Path) -> None:
-    known = {*LEFT_OUT, *SAMPLING, *SAMPLING_OPTIONS, *NOT_TOLD}
+    known = {*LEFT_OUT, *SAMPLING, *FOLLOWED, *NOT_TOLD}
     new = set(transformers.GenerationConfig().to_dict()) - known
     if new:
         sys.exit(f"do these fields of generation_config.json change the text? {sorted(new)}")
@@ -276,21 +274,16 @@ def check_left_out(options, llama: Path) -> None:
             sys.exit(f"expected {start}...{end}, not {lines}")
         return lines[0][len(start) : -len(end)]
 
-    def named(fields: dict, options: bool = False) -> list:
-        said = [f"{name} {value}" if type(value) in (int, float) else name
+    def named(fields: dict) -> list:
+        return [f"{name} {value}" if type(value) in (int, float) else name
                 for name, (value, _) in fields.items()]  # fmt: skip
-        if options:
-            said = [f"{text} (see --{name.replace('_', '-')})"
-                    for name, text in zip(fields, said)]  # fmt: skip
-        return said
 
-    every = {**LEFT_OUT, **SAMPLING, **SAMPLING_OPTIONS}
-    changing = {name: value for name, (value, _) in every.items()}
-    neutral = {name: value for name, (_, value) in every.items()}
-    sampled = sorted(named(LEFT_OUT) + named(SAMPLING) + named(SAMPLING_OPTIONS, options=True))
+    every = {**LEFT_OUT, **SAMPLING}
+    changing = {**FOLLOWED, **{name: value for name, (value, _) in every.items()}}
+    neutral = {**FOLLOWED, **{name: value for name, (_, value) in every.items()}}
     for program in (generate, serve):
         found = told({**changing, "do_sample": True}, program=program)
-        expect("what is left out", sorted(found.split(", ")), sampled)
+        expect("what is left out", sorted(found.split(", ")), sorted(named(every)))
     for fields, arguments in (({"do_sample": True}, ["--greedy"]), ({"do_sample": False}, []),
                               ({}, [])):  # fmt: skip
         found = told({**changing, **fields}, *arguments)
@@ -298,9 +291,89 @@ def check_left_out(options, llama: Path) -> None:
     expect("of neutral values", told({**neutral, "do_sample": True}), "")
     others = {name: 3 for name in NOT_TOLD if name != "do_sample"}
     expect("of what makes no difference", told({**others, "do_sample": True}), "")
-    same = ["--temperature", 0.6, "--top-k", 7, "--top-p", 0.9, "--min-p", 0.1]
-    own = {name: value for name, (value, _) in SAMPLING_OPTIONS.items()}
-    expect("of the same options", told({**own, "do_sample": True}, *same), "")
+
+
+def check_settings(options, llama: Path, tokenizer) -> None:
+    """Settings of generation_config.json and of the command line, beside transformers' own."""
+    folder = options.out / "settings"
+    shutil.copytree(llama, folder)
+    path = folder / "generation_config.json"
+    saved = json.loads(path.read_text())
+    end = answer(llama, [5, 6, 7], 30, eos_token_id=-1)[8]
+    for fields in (
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"eos_token_id": end},
+        {"eos_token_id": [end, 2], "min_new_tokens": 20},
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "eos_token_id": end,
+         "min_new_tokens": 15},
+    ):  # fmt: skip
+        expected = " ".join(map(str, answer(llama, [5, 6, 7], 30, **fields))) + "\n"
+        path.write_text(json.dumps({**saved, **fields, "max_new_tokens": 30}))
+        done = run(options.generate, "--model", folder, "--tokens", "5 6 7")
+        expect(f"the answer with {fields}", done.stdout.decode(), expected)
+        ends = {"eos_token_id": fields.get("eos_token_id", saved["eos_token_id"])}
+        path.write_text(json.dumps({**saved, **ends, "repetition_penalty": 3.5}))
+        given = {"repetition_penalty": 1.0, **fields}
+        arguments = [text for name, value in given.items() if name not in ends
+                     for text in (f"--{name.replace('_', '-')}", value)]  # fmt: skip
+        done = run(options.generate, "--model", folder, "--tokens", "5 6 7", "--count", 30, *arguments)
+        expect(f"the answer with {arguments}", done.stdout.decode(), expected)
+
+    greedy = " ".join(map(str, answer(llama, [5, 6, 7], 12))) + "\n"
+    path.write_text(json.dumps({**saved, "do_sample": True, "top_k": 1, "max_new_tokens": 12}))
+    done = run(options.generate, "--model", folder, "--tokens", "5 6 7")
+    expect("the answer with top_k 1", done.stdout.decode(), greedy)
+
+    penalized = {"repetition_penalty": 1.3, "max_new_tokens": 25}
+    path.write_text(json.dumps({**saved, **penalized}))
+    file = options.out / "settings_prompts.txt"
+    file.write_text("The library\nnamespace heed {\n")
+    done = run(options.serve, "--model", folder, "--prompts", file)
+    answers = []
+    for number, prompt in enumerate(file.read_text().splitlines(), 1):
+        whole = answer(llama, tokenizer(prompt).input_ids, 25, repetition_penalty=1.3)
+        text = tokenizer.decode(whole, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        answers.append(f"==> {number} <==\n{text}\n")
+    expect("penalized answers of serve", done.stdout.decode(), "\n".join(answers))
+
+    path.write_text(json.dumps({**saved, "top_p": 1.5}))
+    refused = run(options.generate, "--model", folder, "--tokens", "5 6 7", status=1)
+    message = f"generate: {path}: top_p 1.5 must be from 0 to 1\n"
+    expect("a wrong setting", refused.stderr.decode(), message)
+
+
+def check_texts(options, llama: Path, tokenizer) -> None:
+    """Where texts begin and end."""
+    prompt = "The library"
+    arguments = ["--model", llama, "--greedy", "--count", 40]
+
+    def written(text: str, *more) -> str:
+        return run(options.generate, *arguments, "--prompt", text, *more).stdout.decode()
+
+    def expected(tokens: List[int]) -> str:
+        whole = answer(llama, tokens, 40)
+        return tokenizer.decode(whole, skip_special_tokens=True,
+                                clean_up_tokenization_spaces=False)  # fmt: skip
+
+    text = expected(tokenizer(prompt).input_ids)
+    expect("a text with the start", written("<begin>" + prompt), text + "\n")
+    raw = expected(tokenizer(prompt, add_special_tokens=False).input_ids)
+    expect("a raw text", written(prompt, "--raw"), raw + "\n")
+    made = text[len(prompt) :]
+    parts = (made[i : i + 4] for i in range(len(made) // 2, len(made)))
+    stop = next(part for part in parts if "\0" not in part)  # which no argument can hold
+    until = prompt + made[: made.find(stop)] + "\n"
+    for stops in ([f"--stop={stop}"], ["--stop=never ever", f"--stop={stop}"]):
+        expect(f"a text until {stop!r}", written(prompt, *stops), until)
+    done = run(options.generate, *arguments, "--prompt", prompt, f"--stop={stop}")
+    if not done.stderr.endswith(b" tokens/s; the text has reached a stop\n"):
+        sys.exit(f"the stop was not told: {done.stderr}")
+    file = options.out / "stopped_prompt.txt"
+    file.write_text(prompt + "\n")
+    served = run(options.serve, "--model", llama, "--prompts", file, "--greedy", "--tokens", 40,
+                 f"--stop={stop}")  # fmt: skip
+    expect("the answer of serve", served.stdout.decode(), f"==> 1 <==\n{until}")
 
 
 def check_context(generate: Path, gpt2: Path) -> None:
@@ -471,6 +544,8 @@ def main() -> None:
     for name in ("llama", "gpt2"):
         check_finetune(options, folders[name], tokenizer)
     check_left_out(options, folders["llama"])
+    check_settings(options, folders["llama"], tokenizer)
+    check_texts(options, folders["llama"], tokenizer)
     check_ends(options.generate, folders["llama"])
     check_context(options.generate, folders["gpt2"])
     check_dtypes(options.generate, folders["llama"], options.out)

@@ -5,7 +5,7 @@ set(no_prompts "${CMAKE_CURRENT_BINARY_DIR}/no_prompts.txt")
 file(WRITE "${no_prompts}" "\n\n")
 heed_test_example(NAME serve.help
   RUN $<TARGET_FILE:serve> --help
-  PRINTS "--at-once INT:from 1=16 +answers that are made at the same time")
+  PRINTS "\nChat templates are not applied\\.\n.*--at-once INT:from 1=16 +answers that are made at the same time")
 heed_test_example(NAME serve.without_prompts
   RUN $<TARGET_FILE:serve>
   EXIT 106

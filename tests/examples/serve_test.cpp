@@ -47,13 +47,15 @@ GenerationRequest request(const std::string& prompt, int64_t tokens) {
 std::vector<GenerationRequest> requests() {
   const auto sampled = SamplingOptions().top_p(0.9);
   const auto greedy = SamplingOptions().temperature(0);
-  return {{"The first prompt", 30, "", greedy, 0},
-          {"", 25, "", sampled, 1},
-          {std::string(60, 'x') + "longer than the context", 35, "", greedy, 2},
-          {"a", 1, "", sampled, 3},
-          {"Another prompt", 100, "", sampled, 4},
-          {"Another prompt", 100, "", greedy, 5},
-          {"b", 39, "", sampled, 6}};
+  const auto varied = SamplingOptions(sampled).frequency_penalty(0.5).presence_penalty(0.5);
+  const auto unlike = SamplingOptions(greedy).repetition_penalty(1.5).no_repeat_ngram_size(2);
+  return {{"The first prompt", 30, {}, greedy, 0},
+          {"", 25, {}, sampled, 1},
+          {std::string(60, 'x') + "longer than the context", 35, {}, unlike, 2},
+          {"a", 1, {}, sampled, 3},
+          {"Another prompt", 100, {}, varied, 4},
+          {"Another prompt", 100, {}, greedy, 5},
+          {"b", 39, {}, sampled, 6}};
 }
 
 std::string generated_alone(const LanguageModel& language_model, const GenerationRequest& request) {
@@ -170,18 +172,26 @@ TEST(BatchGenerator, BeginsATextWhenAnotherIsWhole) {
   EXPECT_EQ(steps, (std::vector<std::vector<size_t>>{{0, 1}, {0, 2}, {0, 2}}));
 }
 
-TEST(BatchGenerator, EndsAnAnswerWithTheStop) {
+/// A stop may span tokens, and its beginning is shown only once it has not gone on.
+TEST(BatchGenerator, EndsAnAnswerBeforeAStop) {
   torch::manual_seed(test::moved(2));
   const auto language_model = small_model();
-  const GenerationRequest whole{"a", 20, "", SamplingOptions(), 7};
+  const GenerationRequest whole{"a", 20, {}, SamplingOptions(), 7};
+  const auto answer_until = [&](const std::vector<std::string>& stops) {
+    auto stopped = whole;
+    stopped.stops = stops;
+    BatchGenerator generator(language_model, {});
+    generator.add(stopped);
+    std::string answer;
+    while (!generator.done()) answer += generator.step().front().text;
+    return answer;
+  };
   const auto text = generated_alone(language_model, whole);
-  auto stopped = whole;
-  stopped.stop = text.substr(5, 3);
-  BatchGenerator generator(language_model, {});
-  generator.add(stopped);
-  std::string answer;
-  while (!generator.done()) answer += generator.step().front().text;
-  EXPECT_EQ(answer, text.substr(0, text.find(stopped.stop) + 3));
+  EXPECT_EQ(answer_until({}), text);
+  const auto stop = text.substr(10, 3);
+  EXPECT_EQ(answer_until({stop}), text.substr(0, text.find(stop)));
+  EXPECT_EQ(answer_until({"never", stop}), text.substr(0, text.find(stop)));
+  EXPECT_EQ(answer_until({text.substr(15) + "never"}), text);
 }
 
 TEST(BatchGenerator, EndsAnAnswerAtItsEndOrAFullContext) {
@@ -189,7 +199,7 @@ TEST(BatchGenerator, EndsAnAnswerAtItsEndOrAFullContext) {
   auto language_model = small_model();
   language_model.slides = false;
   const auto greedy = SamplingOptions().temperature(0);
-  const GenerationRequest asked{"abc", 100, "", greedy, 0};
+  const GenerationRequest asked{"abc", 100, {}, greedy, 0};
   const auto all = [&] {
     BatchOptions options;
     options.longest = 60;  // the context is 40

@@ -9,7 +9,8 @@ set_tests_properties(examples.export_tokenizers PROPERTIES
 
 # It needs no LibTorch.
 add_executable(tokenizer_test
-  tokenizer_bounds_test.cpp tokenizer_errors_test.cpp tokenizer_file.cpp tokenizer_test.cpp)
+  stop_strings_test.cpp tokenizer_bounds_test.cpp tokenizer_errors_test.cpp tokenizer_file.cpp
+  tokenizer_test.cpp)
 target_compile_definitions(tokenizer_test PRIVATE HEED_TOKENIZERS="${tokenizers}")
 target_link_libraries(tokenizer_test PRIVATE heed_examples_text GTest::gtest_main)
 gtest_discover_tests(tokenizer_test

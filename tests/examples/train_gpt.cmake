@@ -24,6 +24,9 @@ heed_test_example(NAME train_gpt.keeps_an_old_run
   RUN $<TARGET_FILE:train_gpt> --out "${old_run}"
   EXIT 1
   PRINTS "old_run holds a run already: --resume goes on with it, --out takes another\n$")
+heed_test_example(NAME generate.help
+  RUN $<TARGET_FILE:generate> --help
+  PRINTS "\nChat templates are not applied\\.\n.*--stop TEXT.*--raw .*--repetition-penalty FLOAT:above 0 +above 1: ")
 heed_test_example(NAME generate.missing_model
   RUN $<TARGET_FILE:generate> --model missing
   EXIT 1
@@ -60,8 +63,21 @@ foreach(number IN ITEMS nan 2 -0.1)
   heed_test_refused(generate "--top-p: must be from 0 to 1, not ${number}" --top-p ${number})
   heed_test_refused(train_gpt "--dropout: must be from 0 to 1, not ${number}" --dropout ${number})
 endforeach()
+foreach(number IN ITEMS 0 -1 nan inf word)
+  heed_test_refused(generate "--repetition-penalty: must be above 0, not ${number}" --repetition-penalty ${number})
+endforeach()
+foreach(option IN ITEMS --presence-penalty --frequency-penalty)
+  foreach(number IN ITEMS nan -inf word)
+    heed_test_refused(generate "${option}: must be finite, not ${number}" ${option}=${number})
+  endforeach()
+endforeach()
+foreach(option IN ITEMS --no-repeat-ngram-size --min-new-tokens)
+  foreach(number IN ITEMS -1 1.5 nan)
+    heed_test_refused(generate "${option}: ${whole} 0 to 1000000000000000, not ${number}" ${option} ${number})
+  endforeach()
+endforeach()
 heed_test_refused(train_gpt "--weight-decay: must be at least 0, not -inf" --weight-decay=-inf)
-foreach(case IN ITEMS "train_digits --save" "train_gpt --out" "train_gpt --text" "minilm --model")
+foreach(case IN ITEMS "train_digits --save" "train_gpt --out" "train_gpt --text" "minilm --model" "generate --stop")
   separate_arguments(case)
   list(GET case 0 program)
   list(GET case 1 option)

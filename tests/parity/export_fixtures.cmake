@@ -41,7 +41,7 @@ endif()
 execute_process(COMMAND "${PYTHON}" -c "import transformers" RESULT_VARIABLE no_transformers
   OUTPUT_QUIET ERROR_QUIET)
 if(no_transformers)
-  foreach(subject IN ITEMS language_models pretrained)
+  foreach(subject IN ITEMS language_models pretrained sampling)
     file(WRITE "${OUT}/${subject}/skipped"
       "${PYTHON} has no transformers; set HEED_PYTHON to one that has")
   endforeach()
@@ -55,6 +55,11 @@ else()
     RESULT_VARIABLE failed OUTPUT_QUIET)
   if(failed)
     message(FATAL_ERROR "pretrained.py failed: ${failed}")
+  endif()
+  execute_process(COMMAND "${PYTHON}" "${SAMPLING}" "${OUT}/sampling/generate.pt"
+    RESULT_VARIABLE failed OUTPUT_QUIET)
+  if(failed)
+    message(FATAL_ERROR "sampling.py failed: ${failed}")
   endif()
 endif()
 

@@ -247,6 +247,17 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByFunctions) {
   try_numbers("sample", 1, [](const auto& n) {
     sample(at::ones({1, 5}), SamplingOptions().top_k(n[0]));
   });
+  try_numbers("sample, with the tokens so far", 3, [](const auto& n) {
+    const Numbers tokens = {1, n[0]};
+    const TokenHistory history{tokens, n[1]};
+    const auto options = SamplingOptions().repetition_penalty(2).end_tokens({0});
+    sample(at::ones({1, 5}), SamplingOptions(options).no_repeat_ngram_size(n[2]), {}, history);
+    sample(at::ones({1, 5}), SamplingOptions(options).min_new_tokens(n[2]), {}, history);
+  });
+  try_numbers("sample, with a bias", 1, [](const auto& n) {
+    sample(at::ones({1, 5}), SamplingOptions().logit_bias({{n[0], 1.0}}));
+    sample(at::ones({1, 5}), SamplingOptions().end_tokens({n[0]}));
+  });
   try_numbers("linear_cross_entropy", 3, [](const auto& n) {
     linear_cross_entropy(at::ones({2, 3}), at::ones({4, 3}),
                          at::tensor(Numbers{n[0], n[1]}, at::kLong),
