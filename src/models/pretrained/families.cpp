@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "models/pretrained/heads.h"
 
 namespace heed::detail {
 
@@ -191,9 +192,11 @@ void expect_plain_model(const Config& config) {
 
 }  // namespace
 
-Blueprint read_blueprint(const std::string& config_path) {
+Blueprint read_blueprint(const std::string& config_path, Task task) {
   const Config config(config_path);
   auto blueprint = find_family(config)(config);
+  blueprint.architecture = read_architecture(config);
+  add_head(config, task, blueprint);
   ignore_origin(config);
   ignore_tokens(config);
   ignore_generation(config);
