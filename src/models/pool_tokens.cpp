@@ -13,7 +13,7 @@ namespace {
 constexpr auto kPoolTokens = "pool_tokens";
 
 /// Which tokens of x [B, L, E] count: bool [B, L].
-at::Tensor counted(const at::Tensor& x, const at::Tensor& mask) {
+at::Tensor mask_of_counted(const at::Tensor& x, const at::Tensor& mask) {
   detail::check_mask_dtype(kPoolTokens, "mask", mask, /*takes_bias=*/false);
   const auto rank = mask.dim();
   const bool is_row = rank == 2 || (rank == 4 && mask.size(1) == 1 && mask.size(2) == 1);
@@ -72,7 +72,7 @@ at::Tensor pool_tokens(const at::Tensor& x, Pooling pooling,
   detail::check_defined(kPoolTokens, "x", x);
   detail::check_rank(kPoolTokens, "x", x, 3);
   detail::check_floating(kPoolTokens, "x", x);
-  const auto counts = mask ? counted(x, *mask) : at::Tensor();
+  const auto counts = mask ? mask_of_counted(x, *mask) : at::Tensor();
   const auto length = x.size(1);
   if (length == 0) return x.sum({1});
   if (!mask) return pool_all(x, pooling);
