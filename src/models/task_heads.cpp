@@ -91,8 +91,9 @@ at::Tensor states_of(const char* name, Classifier& self, const at::Tensor& token
 
 /// Whether a mask says of each key whether it is there, and nothing else.
 bool is_padding_mask(const at::Tensor& mask, const at::Tensor& tokens) {
-  return mask.defined() && mask.dim() == 4 && mask.size(1) == 1 && mask.size(2) == 1 &&
-         tokens.defined() && tokens.dim() == 2 && mask.size(3) == tokens.size(1);
+  if (!mask.defined() || mask.dim() != 4 || !tokens.defined() || tokens.dim() != 2) return false;
+  return (mask.size(0) == 1 || mask.size(0) == tokens.size(0)) && mask.size(1) == 1 &&
+         mask.size(2) == 1 && mask.size(3) == tokens.size(1);
 }
 
 /// Checks that the inputs say which tokens count.

@@ -45,6 +45,9 @@ def adapted(config: hf.PreTrainedConfig, family: str, variant: int) -> hf.PreTra
     config.num_labels = [1, 5][variant]
     if not hasattr(config, "type_vocab_size") and family not in ("distilbert", "modernbert"):
         config.pad_token_id = PADDING if variant == 0 else None
+    if family == "bert":  # fields of published rerankers
+        config.sbert_ce_default_activation_function = "torch.nn.modules.linear.Identity"
+        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     if family == "modernbert":
         config.classifier_pooling = ["mean", "cls"][variant]
         config.classifier_bias = variant == 1

@@ -115,6 +115,8 @@ void ignore_origin(const Config& config) {
                  "output_past",
                  "pretraining_tp",
                  "return_dict",
+                 "sbert_ce_default_activation_function",
+                 "sentence_transformers",
                  "tf_legacy_loss",
                  "tie_last_hidden_states",
                  "torch_dtype",
