@@ -89,7 +89,7 @@ class Finetune : public heed::examples::TrainingTask {
   heed::examples::TrainedModel model() const override {
     const auto make = [this] {
       // Autocast keeps the parameters in float32, in which small steps are not lost.
-      const auto options = heed::PretrainedOptions().dtype(at::kFloat);
+      const auto options = heed::PretrainedOptions().dtype(at::kFloat).head(true);
       auto model = heed::load_pretrained(arguments_.model, options);
       model->stack->options.checkpointing(arguments_.checkpointing);
       if (arguments_.run.device == "cpu") check_memory(*model);

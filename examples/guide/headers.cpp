@@ -484,6 +484,46 @@ void text_encoder() {
   auto y = encoder->forward(tokens, padding);  // [B, L, E]
 }
 
+void head_transform() {
+  auto options = heed::HeadTransformOptions(64).activation(heed::Activation::tanh);
+  heed::HeadTransform pooler(options);
+  auto y = pooler->forward(torch::randn({2, 64}));  // [B, E]
+}
+
+void sequence_classifier() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  heed::TextEncoderOptions encoder(/*vocab_size=*/100, stack);
+  heed::SequenceClassifier model(heed::SequenceClassifierOptions(encoder, /*num_labels=*/3));
+  auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
+  auto scores = model->forward(torch::randint(100, {2, 10}), padding);  // [B, C]
+}
+
+void token_classifier() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  heed::TextEncoderOptions encoder(/*vocab_size=*/100, stack);
+  heed::TokenClassifier model(heed::TokenClassifierOptions(encoder, /*num_labels=*/9));
+  auto scores = model->forward(torch::randint(100, {2, 10}));  // [B, L, C]
+}
+
+void masked_language_model() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  heed::TextEncoderOptions encoder(/*vocab_size=*/100, stack);
+  heed::MaskedLanguageModel model{heed::MaskedLanguageModelOptions(encoder)};
+  auto scores = model->forward(torch::randint(100, {2, 10}));  // [B, L, V]
+}
+
+void pool_tokens() {
+  heed::EncoderOptions stack(heed::GroupQueryAttentionOptions(64, 4, 4), 2);
+  heed::TextEncoder encoder(heed::TextEncoderOptions(100, stack));
+  auto tokens = torch::randint(100, {2, 10});
+  auto padding = heed::padding_mask(torch::tensor({10, 7}), 10);
+  auto states = encoder->forward(tokens, padding);                         // [B, L, E]
+  auto vectors = heed::pool_tokens(states, heed::Pooling::mean, padding);  // [B, E]
+}
+
 void image_encoder() {
   heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
   heed::EncoderOptions stack(attention, /*num_layers=*/2);
@@ -504,7 +544,8 @@ void run_all() {
       load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
       relative_position_bias, residual_attention, rotary_embedding, sampling,
       scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs, encoder,
-      text_encoder, image_encoder, load_weights);
+      text_encoder, head_transform, sequence_classifier, token_classifier, masked_language_model,
+      pool_tokens, image_encoder, load_weights);
 }
 
 }  // namespace header

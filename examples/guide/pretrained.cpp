@@ -4,6 +4,27 @@ namespace guide {
 
 namespace {
 
+void task_heads() {
+  auto reranker = heed::load_pretrained<heed::SequenceClassifier>("ms-marco-MiniLM-L6-v2");
+  auto pair = torch::tensor({{2, 12, 7, 3, 80, 9, 3}});  // [B, L]: a question and a text
+  auto types = torch::tensor({{0, 0, 0, 0, 1, 1, 1}});   // [B, L]
+  auto relevance = reranker->forward(pair, {}, types);   // [B, 1]
+
+  auto without_head = heed::PretrainedOptions().head(false);
+  auto embedder = heed::load_pretrained("Qwen3-Embedding-0.6B", without_head);
+  auto tokens = torch::tensor({{12, 7, 80}, {9, 3, 0}});  // [B, L]
+  auto padding = heed::padding_mask(torch::tensor({3, 2}), 3);
+  auto states = embedder->forward(tokens, padding);                           // [B, L, E]
+  auto embeddings = heed::pool_tokens(states, heed::Pooling::last, padding);  // [B, E]
+  std::cout << "relevance " << relevance.sizes() << ", embeddings " << embeddings.sizes() << '\n';
+
+  auto names = heed::load_pretrained<heed::TokenClassifier>("bert-base-NER");
+  auto labels = names->forward(tokens, padding).argmax(-1);  // [B, L]
+  auto bert = heed::load_pretrained<heed::MaskedLanguageModel>("bert-base-uncased");
+  auto guesses = bert->forward(tokens, padding).argmax(-1);  // [B, L]
+  std::cout << "labels " << labels.sizes() << ", guesses " << guesses.sizes() << '\n';
+}
+
 /// The example in the header.
 void header_example() {
   auto model = heed::load_pretrained("Llama-3.2-1B");
@@ -31,6 +52,7 @@ void header_example() {
 
 void pretrained(const std::string& folder) {
   header_example();
+  task_heads();
 
   heed::Decoder model = heed::load_pretrained(folder);
   {

@@ -34,7 +34,7 @@ std::shared_ptr<const Codec> published_codec(const std::string& folder) {
 
 LanguageModel load_published(const std::string& folder, const PretrainedOptions& options) {
   LanguageModel language_model;
-  language_model.model = load_pretrained(folder, options);
+  language_model.model = load_pretrained(folder, PretrainedOptions(options).head(true));
   language_model.context = published_context(folder);
   language_model.codec = published_codec(folder);
   language_model.defaults = read_generation_defaults(folder);

@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <heed/masks.h>
+#include <heed/pool_tokens.h>
 
 namespace heed::examples {
 
@@ -20,8 +21,7 @@ PaddedBatch pad(const std::vector<Tokens>& sentences) {
 at::Tensor embed(TextEncoder& encoder, const PaddedBatch& batch) {
   const auto mask = padding_mask(batch.lengths, batch.ids.size(1));  // [B, 1, 1, L]
   const auto x = encoder->forward(batch.ids, mask);                  // [B, L, E]
-  const auto real = mask.flatten(1).unsqueeze(-1);                   // [B, L, 1]
-  const auto means = (x * real).sum(1) / batch.lengths.unsqueeze(-1);
+  const auto means = pool_tokens(x, Pooling::mean, mask);            // [B, E]
   return means / at::linalg_vector_norm(means, 2, -1, /*keepdim=*/true).clamp_min(1e-12);
 }
 

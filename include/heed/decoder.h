@@ -38,8 +38,13 @@ struct HEED_API DecoderOptions {
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
   /// Factor on the token embeddings, finite and not 0, rounded to their dtype; Gemma's is sqrt(E).
   HEED_NUMBER_ARG(double, embedding_scale) = 1.0;
-  /// Limits the next token's scores: softcap * tanh(score / softcap). None by default.
+  /// Limits the next token's scores: softcap * tanh(score / softcap). None by default, and without
+  /// a head.
   HEED_NUMBER_ARG(std::optional<double>, softcap) = std::nullopt;
+  /// Whether there is a head, which computes the scores. Without one, the decoder returns hidden
+  /// states, [.., E] wherever it would return scores [.., V], and has no `loss`. Embeddings of
+  /// texts and classifiers are made of them; see pool_tokens and SequenceClassifier.
+  TORCH_ARG(bool, head) = true;
   /// Whether the head that computes the scores shares its weights with the token embedding. Press
   /// and Wolf 2017 (arXiv:1608.05859).
   TORCH_ARG(bool, tied_head) = true;
@@ -47,8 +52,9 @@ struct HEED_API DecoderOptions {
   HEED_NUMBER_ARG(double, dropout) = 0.0;
 };
 
-/// A language model: takes tokens and returns scores of each next token. With cross-attention in
-/// its blocks, it is the decoder of an encoder-decoder model.
+/// A language model: takes tokens and returns scores of each next token, or, without a head, a
+/// hidden state of each token. With cross-attention in its blocks, it is the decoder of an
+/// encoder-decoder model.
 ///
 /// @code
 /// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
@@ -59,7 +65,8 @@ struct HEED_API DecoderOptions {
 /// @endcode
 ///
 /// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
-/// stack, an Encoder with causal attention; head, a Linear(E, V) without bias, unless it is tied.
+/// stack, an Encoder with causal attention; head, a Linear(E, V) without bias, unless it is tied or
+/// there is none.
 class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -74,7 +81,7 @@ class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
   void pretty_print(std::ostream& stream) const override;
 
   /// tokens [B, L], int64 in [0, V); inputs: a mask, or a TransformerInputs.
-  /// Returns scores [B, L, V].
+  /// Returns scores [B, L, V]; without a head, hidden states [B, L, E], those after the final norm.
   /// Throws c10::ValueError when a shape, dtype, device or token is invalid, or when the blocks
   /// have cross-attention and no memory is given.
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {});
@@ -92,8 +99,9 @@ class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
   /// tokens[b][i], or loss_options.ignore_index(). The labels of transformers are not shifted.
   /// The softcap is the decoder's. Returns [], or [B, L] without reduction. With a parallelized
   /// decoder, every process calls it with the same tokens and targets.
-  /// Throws c10::ValueError as `forward` and `linear_cross_entropy` do, when loss_options have
-  /// a bias or a softcap, and, on the CPU, when the targets are the tokens themselves.
+  /// Throws c10::ValueError as `forward` and `linear_cross_entropy` do, when there is no head, when
+  /// loss_options have a bias or a softcap, and, on the CPU, when the targets are the tokens
+  /// themselves.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
                   const TransformerInputs& inputs = {},
                   const LinearCrossEntropyOptions& loss_options = {}) const;
@@ -140,7 +148,7 @@ class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
   torch::nn::Embedding token_embedding{nullptr};  ///< [V, E]
   PositionEmbedding position_embedding{nullptr};  ///< empty unless options.positions()
   Encoder stack{nullptr};                         ///< causal
-  torch::nn::Linear head{nullptr};                ///< empty if options.tied_head()
+  torch::nn::Linear head{nullptr};  ///< empty if options.tied_head() or without a head
 
  protected:
   HEED_DEFAULT_ARGS(1, TransformerInputs);
@@ -148,6 +156,7 @@ class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
  private:
   HEED_LOCAL at::Tensor embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions,
                               const detail::TiedWeight& weight) const;
+  HEED_LOCAL detail::TiedWeight tied_weight() const;
   HEED_LOCAL at::Tensor plain_scores(const at::Tensor& x, const detail::TiedWeight& weight) const;
   HEED_LOCAL at::Tensor scores(const at::Tensor& x, const detail::TiedWeight& weight) const;
 };

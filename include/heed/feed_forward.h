@@ -27,6 +27,7 @@ enum class Activation {
   geglu,       ///< gated by gelu
   geglu_tanh,  ///< gated by gelu_tanh
   reglu,       ///< gated by relu
+  tanh,        ///< the hyperbolic tangent, in heads of classifiers
 };
 
 /// Returns the activation's name, such as "swiglu".

@@ -36,6 +36,7 @@
 #include <heed/norm.h>
 #include <heed/pack_weights.h>
 #include <heed/paged_kv_cache.h>
+#include <heed/pool_tokens.h>
 #include <heed/position_embedding.h>
 #include <heed/pretrained.h>
 #include <heed/projected_memory.h>
@@ -51,6 +52,7 @@
 #include <heed/shared_sequence.h>
 #include <heed/speculative.h>
 #include <heed/stand_ins.h>
+#include <heed/task_heads.h>
 #include <heed/tensor_shard.h>
 #include <heed/text_encoder.h>
 #include <heed/transformer.h>

@@ -23,6 +23,10 @@ HEED_LOCAL Translation translate(const NameMap& map, const NamedTensors& theirs,
 HEED_LOCAL std::map<std::string, Composition> invert(const NameMap& map,
                                                      const ModuleTensors& module);
 HEED_LOCAL std::vector<std::string> translated_name(const NameMap& map, const std::string& theirs);
+/// The map for files whose names lack `prefix`, which ends in a dot.
+HEED_LOCAL NameMap without_prefix(NameMap map, const std::string& prefix);
+/// The map with modules of the file left out, also those that it ties or renames.
+HEED_LOCAL NameMap without_modules(NameMap map, const std::vector<std::string>& theirs);
 }  // namespace detail
 
 /// Translates the names and layouts of a file that another program wrote into those of a heed
@@ -71,6 +75,13 @@ class HEED_API NameMap {
   /// embedding.
   NameMap& tied(std::string theirs, std::vector<std::string> originals);
 
+  /// Adds all entries of `names`, a map for the submodule `ours`: what they make, and all names
+  /// that no entry uses, are names in `ours`. Entries before have used the names of other parts:
+  /// `NameMap().rename("score", "classifier").submodule("model", name_maps::llama())`.
+  /// `names` has no submodule itself, and a map has at most one.
+  /// Throws c10::ValueError when there would be two, or when `ours` is empty.
+  NameMap& submodule(std::string ours, const NameMap& names);
+
   /// Returns the tensors with the names that `module` gives them.
   /// An entry is skipped if neither the file nor the module has its names; biases are an example.
   /// Throws c10::ValueError that names the entry when the file lacks a tensor of the entry, when
@@ -85,14 +96,18 @@ class HEED_API NameMap {
   NamedTensors invert(const torch::nn::Module& module) const;
 
   /// Whether the map leaves every name as it is.
-  bool empty() const { return entries_.empty() && paths_.empty(); }
+  bool empty() const { return entries_.empty() && paths_.empty() && submodule_.empty(); }
 
  private:
   enum class Kind { rename, pack, split, split_heads, transpose, transpose_split, drop, tied };
   struct Entry {
     Kind kind;
     std::vector<std::string> theirs, ours;
-    int64_t heads = 0;  // of split_heads
+    int64_t heads = 0;        // of split_heads
+    std::string within = {};  // the submodule in which `ours` are; empty: the module itself
+  };
+  struct Path {  // of `inside`
+    std::string theirs, ours, within = {};
   };
   struct Applied;
   struct Inverted;
@@ -102,8 +117,14 @@ class HEED_API NameMap {
       const NameMap& map, const detail::ModuleTensors& module);
   friend std::vector<std::string> detail::translated_name(const NameMap& map,
                                                           const std::string& theirs);
+  friend NameMap detail::without_prefix(NameMap map, const std::string& prefix);
+  friend NameMap detail::without_modules(NameMap map, const std::vector<std::string>& theirs);
+  HEED_LOCAL std::string in_module(const std::string& within, std::string name) const;
+  HEED_LOCAL std::string in_file(const std::string& within, std::string name) const;
+
   std::vector<Entry> entries_;
-  std::vector<std::pair<std::string, std::string>> paths_;  // of `inside`
+  std::vector<Path> paths_;
+  std::string submodule_;  // of names that no entry uses; empty: the module itself
 };
 
 /// Maps for names in common use. The comment gives the names in the file and the module to load

@@ -5,6 +5,7 @@
 #include <heed/decoder.h>
 #include <heed/image_encoder.h>
 #include <heed/pack_weights.h>
+#include <heed/task_heads.h>
 #include <heed/text_encoder.h>
 
 #include <optional>
@@ -22,10 +23,15 @@ struct HEED_API PretrainedOptions {
   /// Packs the weights for inference as `pack_weights` does, each as soon as it is loaded: memory
   /// is taken for the packed weights and the largest tensor. By default they are not packed.
   TORCH_ARG(std::optional<PackOptions>, weights) = std::nullopt;
+  /// Whether a Decoder has its head; see DecoderOptions::head. By default it has one, unless
+  /// `architectures` names a model without a head, such as Qwen3Model, and the names of the file's
+  /// tensors have no prefix, such as `model.`. Other models have the heads of their classes.
+  TORCH_ARG(std::optional<bool>, head) = std::nullopt;
 };
 
 /// Makes the model that a folder in Hugging Face's format describes, with its weights, in
-/// evaluation mode. `Model` is Decoder, TextEncoder or ImageEncoder.
+/// evaluation mode. `Model` is Decoder, TextEncoder, ImageEncoder, SequenceClassifier,
+/// TokenClassifier or MaskedLanguageModel.
 ///
 /// @code
 /// auto model = heed::load_pretrained("Llama-3.2-1B");
@@ -45,14 +51,22 @@ struct HEED_API PretrainedOptions {
 /// effect must be understood.
 ///
 /// Memory is taken for the parameters once, and not before all names and shapes of the file fit
-/// config.json. Heads for other tasks than a Decoder's, and poolers, are left out.
+/// config.json. Heads, and poolers, that `Model` does not have are left out.
+///
+/// @code
+/// auto reranker = heed::load_pretrained<heed::SequenceClassifier>("ms-marco-MiniLM-L6-v2");
+/// auto pair = torch::tensor({{2, 12, 7, 3, 80, 9, 3}});  // [B, L]: a question and a text
+/// auto types = torch::tensor({{0, 0, 0, 0, 1, 1, 1}});   // [B, L]
+/// auto relevance = reranker->forward(pair, {}, types);   // [B, 1]
+/// @endcode
 ///
 /// heed downloads nothing. For a name on huggingface.co, this command makes the folder:
 /// `hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`.
 ///
 /// Throws c10::ValueError that names the file, and in config.json the field and its value, when a
 /// file is missing or damaged, when a field is not supported, when config.json and the weights
-/// disagree, or when the folder has another kind of model; with `weights`, also as `pack_weights`
+/// disagree, or when the folder has another kind of model or, by its architectures, another head;
+/// with `weights`, also as `pack_weights`
 /// does, and when `device` is not the CPU.
 template <typename Model = Decoder>
 Model load_pretrained(const std::string& folder, const PretrainedOptions& options = {});
@@ -65,7 +79,8 @@ Model make_model(const std::string& path);
 /// Writes the model to `folder`, which is made if it is missing, as config.json and
 /// model.safetensors, which transformers reads. `source` is the folder, or the config.json, that
 /// the model was made from: its fields are copied, with the model's dtype. `folder` may be
-/// `source`. Each of the two files is written completely or not at all.
+/// `source`. `architectures` becomes that of the model's head, if it is not the Decoder's own. Each
+/// of the two files is written completely or not at all.
 /// Throws c10::ValueError when `source` describes another model, and when a file cannot be written.
 template <typename Model>
 void save_pretrained(const Model& model, const std::string& folder, const std::string& source);
@@ -73,14 +88,29 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
 extern template HEED_API Decoder load_pretrained(const std::string&, const PretrainedOptions&);
 extern template HEED_API TextEncoder load_pretrained(const std::string&, const PretrainedOptions&);
 extern template HEED_API ImageEncoder load_pretrained(const std::string&, const PretrainedOptions&);
+extern template HEED_API SequenceClassifier load_pretrained(const std::string&,
+                                                            const PretrainedOptions&);
+extern template HEED_API TokenClassifier load_pretrained(const std::string&,
+                                                         const PretrainedOptions&);
+extern template HEED_API MaskedLanguageModel load_pretrained(const std::string&,
+                                                             const PretrainedOptions&);
 extern template HEED_API Decoder make_model(const std::string&);
 extern template HEED_API TextEncoder make_model(const std::string&);
 extern template HEED_API ImageEncoder make_model(const std::string&);
+extern template HEED_API SequenceClassifier make_model(const std::string&);
+extern template HEED_API TokenClassifier make_model(const std::string&);
+extern template HEED_API MaskedLanguageModel make_model(const std::string&);
 extern template HEED_API void save_pretrained(const Decoder&, const std::string&,
                                               const std::string&);
 extern template HEED_API void save_pretrained(const TextEncoder&, const std::string&,
                                               const std::string&);
 extern template HEED_API void save_pretrained(const ImageEncoder&, const std::string&,
+                                              const std::string&);
+extern template HEED_API void save_pretrained(const SequenceClassifier&, const std::string&,
+                                              const std::string&);
+extern template HEED_API void save_pretrained(const TokenClassifier&, const std::string&,
+                                              const std::string&);
+extern template HEED_API void save_pretrained(const MaskedLanguageModel&, const std::string&,
                                               const std::string&);
 
 }  // namespace heed

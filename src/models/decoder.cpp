@@ -118,6 +118,8 @@ void DecoderImpl::reset() {
              "{}: embedding_scale ({}) must be finite and not 0", kDecoder,
              options.embedding_scale());
   const auto softcap = options.softcap();
+  HEED_CHECK(!softcap || options.head(), "{}: softcap ({}) must not be given without a head",
+             kDecoder, softcap.value_or(0.0));
   HEED_CHECK(!softcap || (std::isfinite(*softcap) && *softcap > 0.0),
              "{}: softcap ({}) must be finite and above 0", kDecoder, softcap.value_or(0.0));
   const auto width = attention.emb_dim();
@@ -130,7 +132,7 @@ void DecoderImpl::reset() {
     position_embedding = register_module("position_embedding", PositionEmbedding(*positions));
   }
   stack = register_module("stack", Encoder(options.stack()));
-  if (!options.tied_head()) {
+  if (options.head() && !options.tied_head()) {
     head = register_module("head", detail::make_linear(width, options.vocab_size(), false));
   }
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
@@ -144,10 +146,14 @@ void DecoderImpl::reset_parameters() {
 }
 
 void DecoderImpl::pretty_print(std::ostream& stream) const {
-  detail::ModulePrinter(stream, kDecoder)
-      .show("vocab_size", options.vocab_size())
-      .show("tied_head", options.tied_head())
-      .option("embedding_scale", options.embedding_scale(), 1.0)
+  detail::ModulePrinter printer(stream, kDecoder);
+  printer.show("vocab_size", options.vocab_size());
+  if (options.head()) {
+    printer.show("tied_head", options.tied_head());
+  } else {
+    printer.show("head", false);
+  }
+  printer.option("embedding_scale", options.embedding_scale(), 1.0)
       .option("softcap", options.softcap())
       .option("dropout", options.dropout(), 0.0);
 }
@@ -162,12 +168,17 @@ at::Tensor DecoderImpl::embed(const at::Tensor& tokens, const std::optional<at::
   return detail::drop_out(x, options.dropout(), is_training());
 }
 
+detail::TiedWeight DecoderImpl::tied_weight() const {
+  return {token_embedding, /*is_tied=*/options.head() && options.tied_head()};
+}
+
 at::Tensor DecoderImpl::plain_scores(const at::Tensor& x, const detail::TiedWeight& weight) const {
   if (head) return detail::project(head, detail::sharing(*head).enter(x));
   return weight.scores(x);
 }
 
 at::Tensor DecoderImpl::scores(const at::Tensor& x, const detail::TiedWeight& weight) const {
+  if (!options.head()) return x;
   const auto plain = plain_scores(x, weight);
   const auto& cap = options.softcap();
   return cap ? *cap * at::tanh(plain / *cap) : plain;
@@ -176,19 +187,20 @@ at::Tensor DecoderImpl::scores(const at::Tensor& x, const detail::TiedWeight& we
 at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs) {
   check_tokens(tokens, token_embedding);
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
-  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto weight = tied_weight();
   return scores(stack->forward(embed(tokens, positions, weight), inputs), weight);
 }
 
 at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets,
                              const TransformerInputs& inputs,
                              const LinearCrossEntropyOptions& loss_options) const {
+  HEED_CHECK(options.head(), "{}: loss needs a head: DecoderOptions::head is false", kDecoder);
   check_tokens(tokens, token_embedding);
   check_loss(tokens, targets, loss_options, detail::vocabulary(token_embedding));
   auto with_softcap = loss_options;
   with_softcap.softcap(options.softcap());
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
-  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto weight = tied_weight();
   const auto x = stack.ptr()->forward(embed(tokens, positions, weight), inputs);
   const auto loss = head ? detail::loss_of_head(head, x, targets, with_softcap)
                          : weight.loss(x, targets, with_softcap);
@@ -212,7 +224,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, std::vector<KVC
   const detail::UndoOnError undo(caches);
   std::optional<at::Tensor> positions;
   if (position_embedding) positions = positions_of(caches.front(), tokens, counts);
-  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto weight = tied_weight();
   const auto x = stack->forward_cached(embed(tokens, positions, weight), caches, counts, inputs);
   return scores(last_only ? last_counted(x, counts) : x, weight);
 }
@@ -222,7 +234,7 @@ at::Tensor DecoderImpl::forward_cached(const at::Tensor& tokens, PagedStep& step
   check_tokens(tokens, token_embedding);
   detail::check_step_tokens(kDecoder, "tokens", tokens, step);
   detail::check_no_dropout(kDecoder, "dropout", options.dropout(), is_training());
-  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto weight = tied_weight();
   const auto x = stack->forward_cached(embed(tokens, step.positions(), weight), step,
                                        /*first_layer=*/0, inputs);
   return scores(last_only ? x.index_select(1, step.last_tokens()) : x, weight);
@@ -237,7 +249,7 @@ std::tuple<at::Tensor, std::vector<AttentionWeights>> DecoderImpl::forward_with_
     const at::Tensor& tokens, const TransformerInputs& inputs) const {
   check_tokens(tokens, token_embedding);
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
-  const detail::TiedWeight weight(token_embedding, options.tied_head());
+  const auto weight = tied_weight();
   auto [x, weights] = stack->forward_with_weights(embed(tokens, positions, weight), inputs);
   return {scores(x, weight), std::move(weights)};
 }

@@ -132,6 +132,7 @@ ModelCost model_cost(const DecoderImpl& model, int64_t batch, int64_t length,
   if (model.position_embedding) parts.add("position embedding", *model.position_embedding);
   add_stack(parts, *model.stack, sizes);
   const auto head_macs = sizes.tokens() * model.token_embedding->weight.numel();
+  if (!model.options.head()) return std::move(parts).with_total();
   if (model.head) {
     parts.add("head", *model.head, head_macs);
   } else {

@@ -4,6 +4,7 @@
 #include <heed/latent_attention.h>
 #include <heed/mixture_of_experts.h>
 #include <heed/pack_weights.h>
+#include <heed/task_heads.h>
 #include <heed/text_encoder.h>
 #include <torch/nn/modules/activation.h>
 
@@ -122,8 +123,12 @@ class Places {
     auto* decoder = module.as<DecoderImpl>();
     auto* encoder = module.as<TextEncoderImpl>();
     const auto own = options_.embedding_format();
-    if (decoder != nullptr && (own || decoder->head.is_empty())) {
+    const bool is_head = decoder != nullptr && decoder->options.head() && decoder->head.is_empty();
+    if (decoder != nullptr && (own || is_head)) {
       embeddings_[decoder->token_embedding.get()] = own.value_or(options_.format());
+    }
+    if (auto* masked = module.as<MaskedLanguageModelImpl>()) {
+      embeddings_[masked->encoder->token_embedding.get()] = own.value_or(options_.format());
     }
     if (encoder != nullptr && own) embeddings_[encoder->token_embedding.get()] = *own;
   }

@@ -1,17 +1,21 @@
 #include <heed/pretrained.h>
 #include <heed/weights.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 #include <set>
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 
 #include "core/error.h"
 #include "models/pretrained/blueprint.h"
+#include "models/pretrained/heads.h"
 #include "models/weight_packer.h"
 #include "modules/layers/packable.h"
 #include "modules/layers/parameters.h"
@@ -31,7 +35,10 @@ namespace {
 
 using detail::Blueprint;
 using detail::FileEntries;
+using detail::Task;
 
+/// A class of models: its options, its name in errors, its task, and the end of its architecture,
+/// empty if it is read from any.
 template <typename Model>
 struct Kind;
 
@@ -39,23 +46,54 @@ template <>
 struct Kind<Decoder> {
   using Options = DecoderOptions;
   static constexpr auto kName = "a Decoder";
+  static constexpr auto kTask = Task::own;
+  static constexpr auto kEnd = "";
 };
 
 template <>
 struct Kind<TextEncoder> {
   using Options = TextEncoderOptions;
   static constexpr auto kName = "a TextEncoder";
+  static constexpr auto kTask = Task::own;
+  static constexpr auto kEnd = "";
 };
 
 template <>
 struct Kind<ImageEncoder> {
   using Options = ImageEncoderOptions;
   static constexpr auto kName = "an ImageEncoder";
+  static constexpr auto kTask = Task::own;
+  static constexpr auto kEnd = "";
+};
+
+template <>
+struct Kind<SequenceClassifier> {
+  using Options = SequenceClassifierOptions;
+  static constexpr auto kName = "a SequenceClassifier";
+  static constexpr auto kTask = Task::classify_sequences;
+  static constexpr auto kEnd = "ForSequenceClassification";
+};
+
+template <>
+struct Kind<TokenClassifier> {
+  using Options = TokenClassifierOptions;
+  static constexpr auto kName = "a TokenClassifier";
+  static constexpr auto kTask = Task::classify_tokens;
+  static constexpr auto kEnd = "ForTokenClassification";
+};
+
+template <>
+struct Kind<MaskedLanguageModel> {
+  using Options = MaskedLanguageModelOptions;
+  static constexpr auto kName = "a MaskedLanguageModel";
+  static constexpr auto kTask = Task::fill_masks;
+  static constexpr auto kEnd = "ForMaskedLM";
 };
 
 std::string kind_of(const Blueprint& blueprint) {
-  constexpr const char* kKinds[] = {Kind<Decoder>::kName, Kind<TextEncoder>::kName,
-                                    Kind<ImageEncoder>::kName};
+  constexpr const char* kKinds[] = {Kind<Decoder>::kName,         Kind<TextEncoder>::kName,
+                                    Kind<ImageEncoder>::kName,    Kind<SequenceClassifier>::kName,
+                                    Kind<TokenClassifier>::kName, Kind<MaskedLanguageModel>::kName};
   return kKinds[blueprint.options.index()];
 }
 
@@ -114,11 +152,24 @@ std::string config_at(const std::string& path) {
 /// Reads a config.json, which must describe a `Model`.
 template <typename Model>
 Blueprint read_blueprint_of(const std::string& config) {
-  auto blueprint = detail::read_blueprint(config);
+  auto blueprint = detail::read_blueprint(config, Kind<Model>::kTask);
   HEED_CHECK(std::holds_alternative<typename Kind<Model>::Options>(blueprint.options),
              "{} must describe {}; it describes {}", config, Kind<Model>::kName,
              kind_of(blueprint));
   return blueprint;
+}
+
+/// Throws if the weights beside config.json are, by its architectures, those of another head: heads
+/// for different tasks may have the same names and shapes.
+template <typename Model>
+void check_architecture(const Blueprint& blueprint, const std::string& config) {
+  const std::string& name = blueprint.architecture;
+  // A pretrained BERT has another head beside that of a MaskedLanguageModel.
+  const bool fits =
+      name.empty() || detail::ends_with(name, Kind<Model>::kEnd) ||
+      (Kind<Model>::kTask == Task::fill_masks && detail::ends_with(name, "ForPreTraining"));
+  HEED_CHECK(fits, "{}: architectures ({}) must end in {} for {}", config, name, Kind<Model>::kEnd,
+             Kind<Model>::kName);
 }
 
 /// Makes a model. Errors of the modules' own checks name config.json, too.
@@ -167,6 +218,39 @@ NameMap names_of(const Blueprint& blueprint, const FileEntries& file) {
   return file.packed.empty() ? blueprint.names : NameMap();
 }
 
+/// Whether a name of the file begins with a text.
+bool has_prefix(const FileEntries& file, const std::string& prefix) {
+  return std::any_of(file.tensors.begin(), file.tensors.end(),
+                     [&](const auto& tensor) { return tensor.first.rfind(prefix, 0) == 0; });
+}
+
+/// Makes the blueprint of a decoder one without a head if the options or the file say so, and its
+/// names those of the file, which may lack their prefix. `head` as in PretrainedOptions.
+void fit_head(Blueprint& blueprint, const FileEntries& file, std::optional<bool> head) {
+  const auto& prefix = blueprint.prefix;
+  const bool lacks_prefix = !prefix.empty() && !has_prefix(file, prefix);
+  const bool has_head = !lacks_prefix || !detail::is_without_head(blueprint.architecture);
+  if (!head.value_or(has_head)) detail::remove_head(blueprint);
+  if (lacks_prefix) blueprint.names = detail::without_prefix(blueprint.names, prefix);
+}
+
+/// Advice for a file that does not fit a Decoder because it has no head; empty for others.
+std::string head_advice(Blueprint blueprint, const std::string& config, const FileEntries& file,
+                        at::ScalarType dtype) {
+  const auto& heads = detail::names_of_heads();
+  const auto* options = std::get_if<DecoderOptions>(&blueprint.options);
+  const bool may_lack_head = options != nullptr && options->head() &&
+                             std::none_of(heads.begin(), heads.end(), [&](const auto& name) {
+                               return has_prefix(file, name + ".");
+                             });
+  if (!may_lack_head) return "";
+  detail::remove_head(blueprint);
+  const auto skeleton = make_skeleton<Decoder>(blueprint, config, dtype);
+  const auto load = LoadOptions().name_map(names_of(blueprint, file)).dtype(dtype);
+  if (!misfits(*skeleton, config, file, load).empty()) return "";
+  return "\n  PretrainedOptions that may help: head(false), for hidden states instead of scores";
+}
+
 /// The only dtype of the file's floating-point tensors that the model takes; throws if there are
 /// several. If the file's names do not fit, returns any dtype: a later check reports that.
 template <typename Model>
@@ -200,8 +284,9 @@ std::string described(const torch::nn::Module& model) {
   return std::regex_replace(text.str(), training, "");
 }
 
-/// The text of a config.json with its dtype replaced.
-std::string with_dtype(const std::string& config, at::ScalarType dtype) {
+/// The text of a config.json with its dtype replaced and, unless `end` is empty, the end of its
+/// architecture.
+std::string with_changes(const std::string& config, at::ScalarType dtype, std::string_view end) {
   const detail::Bytes bytes(config);
   auto fields = nlohmann::ordered_json::parse(bytes.text(0, bytes.size()));
   const auto name = detail::pytorch_name(dtype).substr(std::string_view("torch.").size());
@@ -209,6 +294,13 @@ std::string with_dtype(const std::string& config, at::ScalarType dtype) {
     if (fields.contains(field)) fields[field] = name;
   }
   if (!fields.contains("torch_dtype")) fields["dtype"] = name;
+  if (!end.empty() && fields.contains("architectures")) {
+    auto& names = fields["architectures"];
+    const bool has_name = names.is_array() && !names.empty() && names[0].is_string();
+    if (has_name) {
+      names = nlohmann::ordered_json::array({detail::with_end(names[0].get<std::string>(), end)});
+    }
+  }
   return fields.dump(2) + "\n";
 }
 
@@ -234,20 +326,26 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
   return detail::named("load_pretrained", [&] {
     HEED_CHECK(!options.weights() || !options.device() || options.device()->is_cpu(),
                "device ({}) must be the CPU for packed weights", options.device()->str());
+    constexpr bool kMayLackHead = std::is_same_v<Model, Decoder>;
+    HEED_CHECK(kMayLackHead || !options.head(), "head must not be given for {}",
+               Kind<Model>::kName);
     check_folder(folder);
     const auto config = folder + "/config.json";
-    const auto blueprint = read_blueprint_of<Model>(config);
+    auto blueprint = read_blueprint_of<Model>(config);
+    check_architecture<Model>(blueprint, config);
     const auto weights = find_weights(folder);
     const auto file = detail::read_weight_file(detail::Bytes(weights), "");
     HEED_CHECK(!options.weights() || file.packed.empty(),
                "weights must not be given: those of {} are packed already", weights);
+    if constexpr (kMayLackHead) fit_head(blueprint, file, options.head());
     const auto dtype =
         options.dtype() ? *options.dtype() : dtype_of<Model>(blueprint, config, weights, file);
     const auto load =
         LoadOptions().name_map(names_of(blueprint, file)).dtype(dtype).device(options.device());
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
     const auto problems = misfits(*skeleton, config, file, load);
-    HEED_CHECK(problems.empty(), "{} must describe the tensors of {}{}", config, weights, problems);
+    HEED_CHECK(problems.empty(), "{} must describe the tensors of {}{}{}", config, weights,
+               problems, head_advice(blueprint, config, file, dtype));
     const detail::UninitializedParameters uninitialized(
         at::device(options.device().value_or(at::kCPU)).dtype(dtype));
     auto model = make<Model>(blueprint, config);
@@ -273,12 +371,20 @@ template <typename Model>
 void save_pretrained(const Model& model, const std::string& folder, const std::string& source) {
   detail::named("save_pretrained", [&] {
     const auto config = config_at(source);
-    const auto blueprint = read_blueprint_of<Model>(config);
+    auto blueprint = read_blueprint_of<Model>(config);
+    std::string_view end = Kind<Model>::kEnd;
+    if constexpr (std::is_same_v<Model, Decoder>) {
+      if (!model->options.head()) {
+        detail::remove_head(blueprint);
+        blueprint.names = detail::without_prefix(blueprint.names, blueprint.prefix);
+        end = "Model";
+      }
+    }
     const auto dtype = model->parameters().front().scalar_type();
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
     HEED_CHECK(described(*model) == described(*skeleton),
                "{} must describe the model: their options differ", config);
-    const auto text = with_dtype(config, dtype);
+    const auto text = with_changes(config, dtype, end);
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     HEED_CHECK(!error, "folder ({}) cannot be made: {}", folder, error.message());
@@ -292,11 +398,23 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
 template HEED_API Decoder load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API TextEncoder load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API ImageEncoder load_pretrained(const std::string&, const PretrainedOptions&);
+template HEED_API SequenceClassifier load_pretrained(const std::string&, const PretrainedOptions&);
+template HEED_API TokenClassifier load_pretrained(const std::string&, const PretrainedOptions&);
+template HEED_API MaskedLanguageModel load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API Decoder make_model(const std::string&);
 template HEED_API TextEncoder make_model(const std::string&);
 template HEED_API ImageEncoder make_model(const std::string&);
+template HEED_API SequenceClassifier make_model(const std::string&);
+template HEED_API TokenClassifier make_model(const std::string&);
+template HEED_API MaskedLanguageModel make_model(const std::string&);
 template HEED_API void save_pretrained(const Decoder&, const std::string&, const std::string&);
 template HEED_API void save_pretrained(const TextEncoder&, const std::string&, const std::string&);
 template HEED_API void save_pretrained(const ImageEncoder&, const std::string&, const std::string&);
+template HEED_API void save_pretrained(const SequenceClassifier&, const std::string&,
+                                       const std::string&);
+template HEED_API void save_pretrained(const TokenClassifier&, const std::string&,
+                                       const std::string&);
+template HEED_API void save_pretrained(const MaskedLanguageModel&, const std::string&,
+                                       const std::string&);
 
 }  // namespace heed

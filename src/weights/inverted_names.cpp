@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,7 +37,7 @@ bool are_same_parts(const std::vector<at::Tensor>& a, const std::vector<at::Tens
 /// and the compositions of the file's. All tensors are shapes alone.
 struct NameMap::Inverted {
   const detail::ModuleTensors& module;
-  const std::vector<std::pair<std::string, std::string>>& paths;
+  const NameMap& map;
   // For each name in the module: the rows of the file's tensor that its tensor becomes.
   std::map<std::string, std::vector<at::Tensor>> used = {};
   std::map<std::string, detail::Composition> theirs = {};
@@ -45,9 +46,19 @@ struct NameMap::Inverted {
   void invert(const Entry& entry) {
     if (entry.kind == Kind::drop || entry.kind == Kind::tied) return;
     for (const auto& item : module) {
-      const auto where = find_part(entry.ours[0], item.key());
-      if (where && used.count(item.key()) == 0) invert(entry, *where, item.key());
+      if (used.count(item.key()) > 0) continue;
+      const auto own = name_within(entry.within, item.key());
+      const auto where = own ? find_part(entry.ours[0], *own) : std::nullopt;
+      if (where) invert(entry, *where, item.key());
     }
+  }
+
+  /// The name in the submodule `within` of a name in the module; none if it is not there.
+  static std::optional<std::string> name_within(const std::string& within,
+                                                const std::string& name) {
+    if (within.empty()) return name;
+    if (name.rfind(within + ".", 0) != 0) return std::nullopt;
+    return name.substr(within.size() + 1);
   }
 
   void invert(const Entry& entry, const Surroundings& where, const std::string& name) {
@@ -58,7 +69,7 @@ struct NameMap::Inverted {
     std::vector<at::Tensor> parts;
     std::vector<std::string> ours;
     for (const auto& each : entry.ours) {
-      ours.push_back(where.around(each));
+      ours.push_back((entry.within.empty() ? "" : entry.within + ".") + where.around(each));
       const auto* const part = module.find(ours.back());
       HEED_CHECK(part, "name map: {} -> {}: the module holds no {}", c10::Join(", ", entry.theirs),
                  c10::Join(", ", entry.ours), ours.back());
@@ -71,7 +82,7 @@ struct NameMap::Inverted {
     } else {
       use_rows(ours, parts, whole);
     }
-    add(where.around(entry.theirs[0]),
+    add(entry.within, where.around(entry.theirs[0]),
         {ours, by_column, by_column ? transposed(whole) : whole, entry.heads});
   }
 
@@ -102,23 +113,23 @@ struct NameMap::Inverted {
 
   void keep_others() {
     for (const auto& item : module) {
-      if (used.emplace(item.key(), std::vector{item.value()}).second) {
-        add(item.key(), {{item.key()}, false, item.value()});
-      }
+      if (!used.emplace(item.key(), std::vector{item.value()}).second) continue;
+      const auto own = name_within(map.submodule_, item.key());
+      const std::string within = own ? map.submodule_ : "";
+      add(within, own.value_or(item.key()), {{item.key()}, false, item.value()});
     }
   }
 
-  void add(std::string name, const detail::Composition& composition) {
-    for (const auto& [from, to] : paths) {
-      if (const auto where = find_part(to, name)) name = where->around(from);
-    }
+  void add(const std::string& within, const std::string& name_here,
+           const detail::Composition& composition) {
+    const auto name = map.in_file(within, name_here);
     HEED_CHECK(theirs.emplace(name, composition).second, "name map: two tensors would be called {}",
                name);
   }
 
   /// Throws unless the map, applied to the file's names, takes every tensor of the module from the
   /// rows that it has become.
-  void check_back(const NameMap& map) const {
+  void check_back() const {
     NamedTensors shapes;
     for (const auto& [name, composition] : theirs) shapes.emplace(name, composition.shape);
     const auto back = detail::translate(map, shapes, module);
@@ -136,14 +147,6 @@ struct NameMap::Inverted {
     }
   }
 
-  /// The module's name of a tensor of the file that no entry changes.
-  std::string in_module(std::string name) const {
-    for (const auto& [from, to] : paths) {
-      if (const auto where = find_part(from, name)) name = where->around(to);
-    }
-    return name;
-  }
-
   /// Adds tied tensors: the first original that exists gets its second name, too. If several
   /// entries spell this name, the first one counts.
   void tie(const Entry& entry) {
@@ -153,13 +156,24 @@ struct NameMap::Inverted {
         const auto where = find_part(original, name);
         if (!where) continue;
         const auto second = where->around(entry.theirs[0]);
-        if (spelled.insert(in_module(second)).second) tied.emplace(second, composition);
+        const bool is_new = spelled.insert(map.in_module(entry.within, second)).second;
+        if (is_new) tied.emplace(second, composition);
       }
       theirs.insert(tied.begin(), tied.end());
       if (!tied.empty()) return;
     }
   }
 };
+
+/// The name in a file of a name of the submodule `within` to which all entries have been applied,
+/// in the other direction: only paths are left to replace.
+std::string NameMap::in_file(const std::string& within, std::string name) const {
+  for (const auto& path : paths_) {
+    if (path.within != within) continue;
+    if (const auto where = find_part(path.ours, name)) name = where->around(path.theirs);
+  }
+  return name;
+}
 
 NamedTensors NameMap::invert(const torch::nn::Module& module) const {
   const auto tensors = detail::weights_of(module);
@@ -175,7 +189,7 @@ NamedTensors NameMap::invert(const torch::nn::Module& module) const {
 namespace detail {
 
 std::map<std::string, Composition> invert(const NameMap& map, const ModuleTensors& module) {
-  NameMap::Inverted inverted{module, map.paths_};
+  NameMap::Inverted inverted{module, map};
   const auto is_outermost = [](const auto& entry) {
     return entry.ours == std::vector{std::string()};
   };
@@ -188,7 +202,7 @@ std::map<std::string, Composition> invert(const NameMap& map, const ModuleTensor
   for (const auto& entry : map.entries_) {
     if (entry.kind == NameMap::Kind::tied) inverted.tie(entry);
   }
-  inverted.check_back(map);
+  inverted.check_back();
   return std::move(inverted.theirs);
 }
 

@@ -23,24 +23,26 @@ using detail::find_part;
 using detail::Surroundings;
 using detail::transposed;
 
-/// The name in a module of a name to which all entries have been applied: only paths are left to
-/// replace.
-std::string with_paths(const std::vector<std::pair<std::string, std::string>>& paths,
-                       std::string name) {
-  for (const auto& [from, to] : paths) {
-    if (const auto where = find_part(from, name)) name = where->around(to);
-  }
-  return name;
-}
+constexpr auto kSubmodule = "NameMap::submodule";
 
 }  // namespace
+
+/// The name in the module of a name of `within` to which all entries have been applied: only paths
+/// are left to replace.
+std::string NameMap::in_module(const std::string& within, std::string name) const {
+  for (const auto& path : paths_) {
+    if (path.within != within) continue;
+    if (const auto where = find_part(path.theirs, name)) name = where->around(path.ours);
+  }
+  return within.empty() || name.empty() ? name : within + "." + name;
+}
 
 /// The state of a map that is applied to a file: the file's tensors, those that an entry has used,
 /// and those that have the module's names already.
 struct NameMap::Applied {
   const NamedTensors& theirs;
   const detail::ModuleTensors& module;
-  const std::vector<std::pair<std::string, std::string>>& paths;
+  const NameMap& map;
   std::map<std::string, std::string> used = {};  // names in the file, and the entry that used each
   NamedTensors ours = {};
   std::map<std::string, std::vector<std::string>> origins = {};
@@ -93,9 +95,9 @@ struct NameMap::Applied {
   }
 
   /// Adds a tensor under its name in the module, which it returns.
-  std::string add(const std::string& text, const std::string& name_here, const at::Tensor& tensor,
-                  const std::vector<std::string>& origin) {
-    auto name = with_paths(paths, name_here);
+  std::string add(const std::string& text, const std::string& within, const std::string& name_here,
+                  const at::Tensor& tensor, const std::vector<std::string>& origin) {
+    auto name = map.in_module(within, name_here);
     HEED_CHECK(!name.empty(), "name map: {}: a tensor must keep a name", text);
     const bool added = ours.emplace(name, tensor).second;
     HEED_CHECK(added, "name map: {}: {} has been given a tensor already", text, name);
@@ -112,10 +114,10 @@ struct NameMap::Applied {
     used.emplace(name, text);
     switch (entry.kind) {
       case Kind::rename:
-        add(text, where.around(entry.ours[0]), tensor, {name});
+        add(text, entry.within, where.around(entry.ours[0]), tensor, {name});
         return;
       case Kind::transpose:
-        add(text, where.around(entry.ours[0]), transposed(tensor), {name});
+        add(text, entry.within, where.around(entry.ours[0]), transposed(tensor), {name});
         return;
       case Kind::pack:
         return pack(entry, text, where);
@@ -140,7 +142,7 @@ struct NameMap::Applied {
 
   void leave_out_tied(const Entry& entry, const std::string& text, const Surroundings& where,
                       const std::string& name) {
-    const auto here = with_paths(paths, name);
+    const auto here = map.in_module(entry.within, name);
     if (module.contains(here)) return;  // not tied here
     const auto head = find_part("head.weight", here);
     const bool is_head = head && module.contains(head->around("token_embedding.weight"));
@@ -170,7 +172,7 @@ struct NameMap::Applied {
       parts.push_back(found->second);
       shapes.push_back(detail::shape_alone(found->second));
     }
-    const auto name = add(text, where.around(entry.ours[0]), at::cat(shapes), origin);
+    const auto name = add(text, entry.within, where.around(entry.ours[0]), at::cat(shapes), origin);
     packed.emplace(name, std::move(parts));
   }
 
@@ -179,7 +181,7 @@ struct NameMap::Applied {
     std::vector<int64_t> rows;
     int64_t total = 0;
     for (const auto& part : entry.ours) {
-      const auto name_there = with_paths(paths, where.around(part));
+      const auto name_there = map.in_module(entry.within, where.around(part));
       const auto* const found = module.find(name_there);
       HEED_CHECK(found, "name map: {}: the module holds no {}", text, name_there);
       rows.push_back(found->dim() >= 1 ? found->size(0) : 0);
@@ -192,7 +194,7 @@ struct NameMap::Applied {
                detail::shape(tensor), total, by_column ? "columns" : "rows");
     const auto parts = whole.split_with_sizes(rows);
     for (size_t i = 0; i < parts.size(); ++i) {
-      add(text, where.around(entry.ours[i]), parts[i], {name});
+      add(text, entry.within, where.around(entry.ours[i]), parts[i], {name});
     }
   }
 
@@ -206,7 +208,7 @@ struct NameMap::Applied {
       auto sizes = tensor.sizes().vec();
       sizes[0] /= count;
       const auto shape = detail::shape_alone(tensor).new_empty(sizes);
-      packed.emplace(add(text, where.around(entry.ours[i]), shape, {name}), parts[i]);
+      packed.emplace(add(text, entry.within, where.around(entry.ours[i]), shape, {name}), parts[i]);
     }
   }
 };
@@ -247,7 +249,7 @@ NameMap& NameMap::transpose_split(std::string theirs, std::vector<std::string> o
 }
 
 NameMap& NameMap::inside(std::string theirs, std::string ours) {
-  paths_.emplace_back(std::move(theirs), std::move(ours));
+  paths_.push_back({std::move(theirs), std::move(ours)});
   return *this;
 }
 
@@ -258,6 +260,23 @@ NameMap& NameMap::drop(std::string theirs) {
 
 NameMap& NameMap::tied(std::string theirs, std::vector<std::string> originals) {
   entries_.push_back({Kind::tied, {std::move(theirs)}, std::move(originals)});
+  return *this;
+}
+
+NameMap& NameMap::submodule(std::string ours, const NameMap& names) {
+  HEED_CHECK(!ours.empty(), "{}: ours must not be empty", kSubmodule);
+  HEED_CHECK(submodule_.empty() && names.submodule_.empty(),
+             "{}: ours ({}) must be the only submodule of the map; it has {}", kSubmodule, ours,
+             submodule_.empty() ? names.submodule_ : submodule_);
+  for (auto entry : names.entries_) {
+    entry.within = ours;
+    entries_.push_back(std::move(entry));
+  }
+  for (auto path : names.paths_) {
+    path.within = ours;
+    paths_.push_back(std::move(path));
+  }
+  submodule_ = std::move(ours);
   return *this;
 }
 
@@ -289,10 +308,11 @@ std::vector<std::vector<at::Tensor>> head_parts(const at::Tensor& whole, int64_t
 }
 
 Translation translate(const NameMap& map, const NamedTensors& theirs, const ModuleTensors& module) {
-  NameMap::Applied applied{theirs, module, map.paths_};
+  NameMap::Applied applied{theirs, module, map};
   for (const auto& entry : map.entries_) applied.apply(entry);
   for (const auto& [name, tensor] : theirs) {
-    if (applied.used.count(name) == 0) applied.add("names kept", name, tensor, {name});
+    if (applied.used.count(name) > 0) continue;
+    applied.add("names kept", map.submodule_, name, tensor, {name});
   }
   return {std::move(applied.ours), std::move(applied.origins), std::move(applied.packed),
           std::move(applied.tied)};
@@ -307,12 +327,46 @@ std::vector<std::string> translated_name(const NameMap& map, const std::string& 
       std::vector<std::string> names;
       names.reserve(entry.ours.size());
       for (const auto& part : entry.ours) {
-        names.push_back(with_paths(map.paths_, where->around(part)));
+        names.push_back(map.in_module(entry.within, where->around(part)));
       }
       return names;
     }
   }
-  return {with_paths(map.paths_, theirs)};
+  return {map.in_module(map.submodule_, theirs)};
+}
+
+NameMap without_prefix(NameMap map, const std::string& prefix) {
+  const auto strip = [&](std::string& name) {
+    if (name.rfind(prefix, 0) == 0) name.erase(0, prefix.size());
+  };
+  for (auto& entry : map.entries_) {
+    for (auto& name : entry.theirs) strip(name);
+    if (entry.kind != NameMap::Kind::tied) continue;
+    for (auto& original : entry.ours) strip(original);
+  }
+  for (auto& path : map.paths_) strip(path.theirs);
+  return map;
+}
+
+NameMap without_modules(NameMap map, const std::vector<std::string>& theirs) {
+  const auto is_left_out = [&](const std::string& name) {
+    return std::any_of(theirs.begin(), theirs.end(), [&](const auto& module) {
+      const auto where = find_part(module, name);
+      return where && where->before.empty();
+    });
+  };
+  NameMap result;
+  for (const auto& module : theirs) result.drop(module);
+  for (auto& entry : map.entries_) {
+    if (!std::all_of(entry.theirs.begin(), entry.theirs.end(), is_left_out)) {
+      result.entries_.push_back(std::move(entry));
+    }
+  }
+  for (auto& path : map.paths_) {
+    if (!is_left_out(path.theirs)) result.paths_.push_back(std::move(path));
+  }
+  result.submodule_ = std::move(map.submodule_);
+  return result;
 }
 
 std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,

@@ -89,6 +89,10 @@ heed_test_example(NAME guide.python_models
 set(pretrained "${PROJECT_BINARY_DIR}/tests/parity/fixtures/pretrained")
 file(CREATE_LINK "${pretrained}/llama-plain" "${guide_files}/Llama-3.2-1B" SYMBOLIC)
 file(CREATE_LINK "${pretrained}/bert-plain" "${guide_files}/all-MiniLM-L6-v2" SYMBOLIC)
+file(CREATE_LINK "${pretrained}/heads/bert-plain-sequence" "${guide_files}/ms-marco-MiniLM-L6-v2" SYMBOLIC)
+file(CREATE_LINK "${pretrained}/heads/qwen3-plain-states" "${guide_files}/Qwen3-Embedding-0.6B" SYMBOLIC)
+file(CREATE_LINK "${pretrained}/heads/bert-masked_lm-token" "${guide_files}/bert-base-NER" SYMBOLIC)
+file(CREATE_LINK "${pretrained}/heads/bert-plain-masked" "${guide_files}/bert-base-uncased" SYMBOLIC)
 heed_test_example(NAME guide.python
   RUN $<TARGET_FILE:guide> "${pretrained}/llama-plain"
   PRINTS "encoder: true
@@ -98,6 +102,8 @@ gpt: true
 scores \\[1, 3, 199\\], vectors BFloat16
 rounded \\[1, 9, 199\\]
 packed, the same: true
+relevance \\[1, 1\\], embeddings \\[2, 64\\]
+labels \\[2, 3\\], guesses \\[2, 3\\]
 ([0-9]+ )*
 learns: true
 the same: true")

@@ -61,6 +61,11 @@ else()
   if(failed)
     message(FATAL_ERROR "sampling.py failed: ${failed}")
   endif()
+  execute_process(COMMAND "${PYTHON}" "${PRETRAINED_HEADS}" write "${OUT}/pretrained/heads"
+    RESULT_VARIABLE failed OUTPUT_QUIET)
+  if(failed)
+    message(FATAL_ERROR "pretrained_heads.py failed: ${failed}")
+  endif()
 endif()
 
 execute_process(COMMAND "${PYTHON}" -c "import safetensors" RESULT_VARIABLE no_safetensors

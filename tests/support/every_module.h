@@ -68,6 +68,8 @@ void visit_layers(const Visit& visit) {
   visit("MixtureOfExperts",
         MixtureOfExperts(MixtureOfExpertsOptions(expert, 4, 2).shared(expert).shared_gate(true)), x,
         kSelf);
+  visit("HeadTransform", HeadTransform(HeadTransformOptions(E).dropout(0.1).norm(NormOptions(E))),
+        x, kSelf);
   visit("PositionEmbedding", PositionEmbedding(PositionEmbeddingOptions(E)), x, kSelf);
   visit("RelativePositionBias", RelativePositionBias(H), x,
         [](auto& bias, const at::Tensor& input) {
@@ -118,6 +120,29 @@ void visit_models(const Visit& visit) {
         kSelf);
 }
 
+template <typename Visit>
+void visit_task_heads(const Visit& visit) {
+  const auto tokens = at::randint(V, {B, L}, at::kLong);
+  const DecoderOptions decoder(V, llama_options(E, H, G), 2);
+  const TextEncoderOptions encoder(V, EncoderOptions(block_options(E, H, G), 2));
+  const auto pooler = HeadTransformOptions(E).activation(Activation::tanh);
+  visit("Decoder without a head", Decoder(DecoderOptions(decoder).head(false)), tokens, kPadded);
+  visit("SequenceClassifier",
+        SequenceClassifier(SequenceClassifierOptions(encoder, 3).transform(pooler).dropout(0.1)),
+        tokens, kPadded);
+  visit("mean", SequenceClassifier(SequenceClassifierOptions(encoder, 3).pooling(Pooling::mean)),
+        tokens, kPadded);
+  visit("SequenceClassifier of a Decoder",
+        SequenceClassifier(SequenceClassifierOptions(decoder, 1).padding_token(0).bias(false)),
+        tokens, kPadded);
+  visit("TokenClassifier", TokenClassifier(TokenClassifierOptions(encoder, 3).dropout(0.1)), tokens,
+        kPadded);
+  visit("TokenClassifier of a Decoder", TokenClassifier(TokenClassifierOptions(decoder, 3)), tokens,
+        kSelf);
+  visit("MaskedLanguageModel", MaskedLanguageModel(MaskedLanguageModelOptions(encoder)), tokens,
+        kPadded);
+}
+
 /// visit(name, module, x, call): call(module, x) is the output; x [B, L, E] in float32, or tokens
 /// [B, L].
 template <typename Visit>
@@ -125,6 +150,7 @@ void visit_modules(const Visit& visit) {
   visit_attentions(visit);
   visit_layers(visit);
   visit_models(visit);
+  visit_task_heads(visit);
 }
 
 }  // namespace heed::test::every_module

@@ -3,6 +3,7 @@
 #include <heed/decoder.h>
 #include <heed/image_encoder.h>
 #include <heed/name_maps.h>
+#include <heed/task_heads.h>
 #include <heed/text_encoder.h>
 
 #include <string>
@@ -10,14 +11,28 @@
 
 namespace heed::detail {
 
-/// A model as a config.json describes it.
-struct Blueprint {
-  std::variant<DecoderOptions, TextEncoderOptions, ImageEncoderOptions> options;
-  NameMap names;  // of the model's weights
+/// The task that a model is made for.
+enum class Task {
+  own,  // that of its family: scores of the next token, or hidden states
+  classify_sequences,
+  classify_tokens,
+  fill_masks,
 };
 
-/// Reads a config.json. Throws c10::ValueError that names its path, the field and its value where
-/// one is not understood.
-Blueprint read_blueprint(const std::string& config_path);
+/// A model as a config.json describes it.
+struct Blueprint {
+  std::variant<DecoderOptions, TextEncoderOptions, ImageEncoderOptions, SequenceClassifierOptions,
+               TokenClassifierOptions, MaskedLanguageModelOptions>
+      options;
+  NameMap names;  // of the model's weights
+  // The start of all names but the head's, which files of a decoder without a head lack.
+  std::string prefix = "model.";
+  std::string architecture = "";  // the first of architectures, such as "LlamaForCausalLM"
+};
+
+/// Reads a config.json. If the family has no head for the task, the blueprint is that of
+/// `Task::own`. Throws c10::ValueError that names its path, the field and its value where one is
+/// not understood.
+Blueprint read_blueprint(const std::string& config_path, Task task = Task::own);
 
 }  // namespace heed::detail

@@ -194,6 +194,13 @@ std::optional<std::vector<std::string>> Config::texts_or_null(const std::string&
   return value->get<std::vector<std::string>>();
 }
 
+std::optional<int64_t> Config::count_or_null(const std::string& name) const {
+  const auto* const value = fields_->find(name);
+  if (value == nullptr || value->is_null()) return std::nullopt;
+  if (!value->is_object()) refuse(name, "must be an object");
+  return static_cast<int64_t>(value->size());
+}
+
 Config Config::object(const std::string& name) const {
   const auto* const value = fields_->find(name);
   auto& object = fields_->objects[name];

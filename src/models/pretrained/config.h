@@ -44,6 +44,7 @@ class Config {
                                        std::optional<double> otherwise = {}) const;
   std::optional<std::vector<int64_t>> sizes_or_null(const std::string& name) const;  ///< from 0
   std::optional<std::vector<std::string>> texts_or_null(const std::string& name) const;
+  std::optional<int64_t> count_or_null(const std::string& name) const;  ///< of an object's fields
   /// @}
 
   /// Whether each field of the object `name` is in the object `other`, with the same value; `type`

@@ -52,7 +52,7 @@ Blueprint read_gpt2(const Config& config) {
                              .max_length(config.size("n_positions", 1024)))
               .tied_head(config.boolean("tie_word_embeddings", true))
               .dropout(config.probability("embd_pdrop", 0.1)),
-          name_maps::gpt2()};
+          name_maps::gpt2(), /*prefix=*/""};
 }
 
 Blueprint read_gpt_neox(const Config& config) {
@@ -86,7 +86,7 @@ Blueprint read_gpt_neox(const Config& config) {
   return {DecoderOptions(config.size("vocab_size", 50432), stack)
               .tied_head(config.boolean("tie_word_embeddings", false))
               .dropout(dropout),
-          name_maps::gpt_neox(heads)};
+          name_maps::gpt_neox(heads), "gpt_neox."};
 }
 
 }  // namespace heed::detail

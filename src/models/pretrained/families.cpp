@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "models/pretrained/heads.h"
 
 namespace heed::detail {
 
@@ -123,6 +124,8 @@ void ignore_origin(const Config& config) {
                  "output_past",
                  "pretraining_tp",
                  "return_dict",
+                 "sbert_ce_default_activation_function",
+                 "sentence_transformers",
                  "tf_legacy_loss",
                  "tie_last_hidden_states",
                  "torch_dtype",
@@ -200,9 +203,11 @@ void expect_plain_model(const Config& config) {
 
 }  // namespace
 
-Blueprint read_blueprint(const std::string& config_path) {
+Blueprint read_blueprint(const std::string& config_path, Task task) {
   const Config config(config_path);
   auto blueprint = find_family(config)(config);
+  blueprint.architecture = read_architecture(config);
+  add_head(config, task, blueprint);
   ignore_origin(config);
   ignore_tokens(config);
   ignore_generation(config);

@@ -1,13 +1,11 @@
 #include <heed/feed_forward.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/silu.h>
 
 #include "core/checks.h"
 #include "cpu/layers/swiglu.h"
 #include "modules/count.h"
+#include "modules/layers/activation.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
@@ -22,39 +20,15 @@ constexpr auto kFeedForward = "FeedForward";
 
 using detail::Count;
 
-bool is_gated(Activation activation) {
-  return activation == Activation::swiglu || activation == Activation::geglu ||
-         activation == Activation::geglu_tanh || activation == Activation::reglu;
-}
-
-at::Tensor activate(Activation activation, const at::Tensor& x) {
-  switch (activation) {
-    case Activation::relu:
-    case Activation::reglu:
-      return at::relu(x);
-    case Activation::gelu:
-    case Activation::geglu:
-      return at::gelu(x);
-    case Activation::gelu_tanh:
-    case Activation::geglu_tanh:
-      return at::gelu(x, "tanh");
-    case Activation::silu:
-      return at::silu(x);
-    case Activation::swiglu:
-      break;  // `gated` computes it in one pass
-  }
-  TORCH_INTERNAL_ASSERT(false, "unexpected Activation");
-}
-
 at::Tensor gated(Activation activation, const at::Tensor& gate, const at::Tensor& up) {
   if (activation == Activation::swiglu) return detail::swiglu(gate, up);
-  return activate(activation, gate) * up;
+  return detail::activate(activation, gate) * up;
 }
 
 int64_t hidden_dim(const FeedForwardOptions& options) {
   if (options.hidden_dim()) return *options.hidden_dim();
   const Count width = options.emb_dim();
-  if (!is_gated(options.activation())) return (4 * width).value();
+  if (!detail::is_gated(options.activation())) return (4 * width).value();
   const auto third = (8 * width + 2).value() / 3;
   return (third + 7) / 8 * 8;
 }
@@ -71,6 +45,8 @@ std::string_view to_string(Activation activation) {
       return "gelu_tanh";
     case Activation::silu:
       return "silu";
+    case Activation::tanh:
+      return "tanh";
     case Activation::swiglu:
       return "swiglu";
     case Activation::geglu:
@@ -92,7 +68,7 @@ void FeedForwardImpl::reset() {
   detail::check_probability(kFeedForward, "dropout", options.dropout());
   const auto width = options.emb_dim();
   fc_in = register_module("fc_in", detail::make_linear(width, hidden, options.bias()));
-  if (is_gated(options.activation())) {
+  if (detail::is_gated(options.activation())) {
     fc_gate = register_module("fc_gate", detail::make_linear(width, hidden, options.bias()));
   }
   fc_out = register_module("fc_out", detail::make_linear(hidden, width, options.bias()));
@@ -128,7 +104,7 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
     const auto gate_and_up = detail::project_together({fc_gate, fc_in}, input);
     hidden = gated(options.activation(), gate_and_up[0], gate_and_up[1]);
   } else {
-    hidden = activate(options.activation(), detail::project(fc_in, input));
+    hidden = detail::activate(options.activation(), detail::project(fc_in, input));
   }
   {
     const detail::OwnRandomNumbers own(fc_out, x.device(), is_training() ? options.dropout() : 0.0);

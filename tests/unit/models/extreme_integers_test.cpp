@@ -170,6 +170,13 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
                     .padding_token(n[1])
                     .type_vocab_size(n[2]));
   });
+  try_numbers("HeadTransform", 1, [](const auto& n) { HeadTransform(HeadTransformOptions(n[0])); });
+  const TextEncoderOptions encoder(8, EncoderOptions(block, 1));
+  try_numbers("SequenceClassifier", 2, [&](const auto& n) {
+    SequenceClassifier(SequenceClassifierOptions(encoder, n[0]).padding_token(n[1]));
+  });
+  try_numbers("TokenClassifier", 1,
+              [&](const auto& n) { TokenClassifier(TokenClassifierOptions(encoder, n[0])); });
   try_numbers("ImageEncoder", 3, [&](const auto& n) {
     ImageEncoder(ImageEncoderOptions(n[0], n[1], EncoderOptions(block, 1)).channels(n[2]));
   });

@@ -21,6 +21,7 @@
 #include <heed/sampling.h>
 #include <heed/scaled_dot_product_attention.h>
 #include <heed/self_attention.h>
+#include <heed/task_heads.h>
 #include <heed/text_encoder.h>
 #include <heed/transformer.h>
 
@@ -108,6 +109,10 @@ TEST(NumberOptions, OfModelsTakeNoBool) {
   expect_numbers<EncoderOptions>(HEED_OPTION(num_layers));
   expect_numbers<GradScalerOptions>(HEED_OPTION(init_scale), HEED_OPTION(growth_factor),
                                     HEED_OPTION(backoff_factor), HEED_OPTION(growth_interval));
+  expect_numbers<HeadTransformOptions>(HEED_OPTION(emb_dim), HEED_OPTION(dropout));
+  expect_numbers<SequenceClassifierOptions>(HEED_OPTION(num_labels), HEED_OPTION(padding_token),
+                                            HEED_OPTION(dropout));
+  expect_numbers<TokenClassifierOptions>(HEED_OPTION(num_labels), HEED_OPTION(dropout));
   expect_numbers<ImageEncoderOptions>(HEED_OPTION(image_size), HEED_OPTION(patch_size),
                                       HEED_OPTION(channels), HEED_OPTION(dropout));
   expect_numbers<SamplingOptions>(HEED_OPTION(temperature), HEED_OPTION(top_k), HEED_OPTION(top_p),
@@ -138,6 +143,9 @@ TEST(NumberOptions, TakeNoBoolInConstructors) {
   static_assert(kMade<NormOptions, int> && !kMade<NormOptions, bool>);
   static_assert(kMade<NormImpl, int> && !kMade<NormImpl, bool>);
   static_assert(kMade<RMSNorm, int> && !kMade<RMSNorm, bool> && !kMade<RMSNorm, int, bool>);
+  static_assert(!kMade<HeadTransformOptions, bool>);
+  static_assert(!kMade<SequenceClassifierOptions, TextEncoderOptions, bool>);
+  static_assert(!kMade<TokenClassifierOptions, DecoderOptions, bool>);
   static_assert(!kMade<FeedForwardOptions, bool> && !kMade<PositionEmbeddingOptions, bool>);
   static_assert(!kMade<RotaryEmbeddingOptions, bool> && !kMade<LinearScaling, bool>);
   static_assert(!kMade<NtkScaling, bool> && !kMade<YarnScaling, double, bool>);

@@ -221,6 +221,38 @@ void expect_equal(const NamedTensors& actual, const NamedTensors& expected) {
 }
 
 /// A tied Decoder under GPT-2's names: transposed, split, led through other modules, tied.
+/// A map of a part, whose paths and names that no entry uses stay in the part.
+TEST(NameMaps, OfASubmodule) {
+  torch::nn::ModuleDict module;
+  module->update({{"model", Attention(4).ptr()}});
+  module->update({{"fc_q", torch::nn::Linear(4, 4).ptr()}});
+  const auto part = NameMap().rename("self.query", "fc_q").inside("self", "").drop("fc_q");
+  const auto map = NameMap().rename("head", "fc_q").submodule("model", part);
+  const auto file = linears({"head", "self.query", "self.fc_k", "self.fc_v"});
+  auto ours = map.apply(file, *module);
+  expect_fits(ours, *module);
+  EXPECT_TRUE(ours["fc_q.weight"].equal(file.at("head.weight")));
+  EXPECT_TRUE(ours["model.fc_q.weight"].equal(file.at("self.query.weight")));
+  EXPECT_TRUE(ours["model.fc_k.bias"].equal(file.at("self.fc_k.bias")));
+  EXPECT_EQ(value_error([&] { NameMap().submodule("", part); }),
+            "NameMap::submodule: ours must not be empty");
+  EXPECT_EQ(value_error([&] { NameMap().submodule("a", map); }),
+            "NameMap::submodule: ours (a) must be the only submodule of the map; it has model");
+}
+
+TEST(NameMaps, OfASubmoduleAreTurnedAround) {
+  torch::nn::ModuleDict module;
+  module->update({{"model", Attention(4).ptr()}});
+  module->update({{"classifier", torch::nn::Linear(4, 2).ptr()}});
+  const auto part = NameMap().rename("query", "fc_q").inside("keys", "fc_k").drop("pooler");
+  const auto map = NameMap().rename("score", "classifier").submodule("model", part);
+  const auto theirs = map.invert(*module);
+  EXPECT_EQ(names(theirs),
+            (std::vector<std::string>{"fc_v.bias", "fc_v.weight", "keys.bias", "keys.weight",
+                                      "query.bias", "query.weight", "score.bias", "score.weight"}));
+  expect_fits(map.apply(theirs, *module), *module);
+}
+
 TEST(NameMaps, AreTurnedAround) {
   const Decoder model(
       DecoderOptions(11, TransformerBlockOptions(GroupQueryAttentionOptions(8, 2, 2)), 2)

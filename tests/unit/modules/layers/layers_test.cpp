@@ -9,6 +9,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -172,6 +173,7 @@ TEST(FeedForward, IsItsDefinition) {
       {Activation::gelu, false, [](const at::Tensor& t) { return at::gelu(t); }},
       {Activation::gelu_tanh, false, [](const at::Tensor& t) { return at::gelu(t, "tanh"); }},
       {Activation::silu, false, [](const at::Tensor& t) { return at::silu(t); }},
+      {Activation::tanh, false, [](const at::Tensor& t) { return at::tanh(t); }},
       {Activation::swiglu, true, [](const at::Tensor& t) { return at::silu(t); }},
       {Activation::geglu, true, [](const at::Tensor& t) { return at::gelu(t); }},
       {Activation::geglu_tanh, true, [](const at::Tensor& t) { return at::gelu(t, "tanh"); }},

@@ -1,0 +1,36 @@
+#include "modules/layers/activation.h"
+
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
+
+namespace heed::detail {
+
+bool is_gated(Activation activation) {
+  return activation == Activation::swiglu || activation == Activation::geglu ||
+         activation == Activation::geglu_tanh || activation == Activation::reglu;
+}
+
+at::Tensor activate(Activation activation, const at::Tensor& x) {
+  switch (activation) {
+    case Activation::relu:
+    case Activation::reglu:
+      return at::relu(x);
+    case Activation::gelu:
+    case Activation::geglu:
+      return at::gelu(x);
+    case Activation::gelu_tanh:
+    case Activation::geglu_tanh:
+      return at::gelu(x, "tanh");
+    case Activation::silu:
+      return at::silu(x);
+    case Activation::tanh:
+      return at::tanh(x);
+    case Activation::swiglu:
+      break;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unexpected Activation");
+}
+
+}  // namespace heed::detail
