@@ -104,7 +104,8 @@ TEST(NumberOptions, OfLayersAndCachesTakeNoBool) {
 
 TEST(NumberOptions, OfModelsTakeNoBool) {
   expect_numbers<DecoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(embedding_scale),
-                                 HEED_OPTION(softcap), HEED_OPTION(dropout));
+                                 HEED_OPTION(scores_scale), HEED_OPTION(softcap),
+                                 HEED_OPTION(dropout));
   expect_numbers<EncoderOptions>(HEED_OPTION(num_layers));
   expect_numbers<GradScalerOptions>(HEED_OPTION(init_scale), HEED_OPTION(growth_factor),
                                     HEED_OPTION(backoff_factor), HEED_OPTION(growth_interval));
@@ -112,10 +113,11 @@ TEST(NumberOptions, OfModelsTakeNoBool) {
                                       HEED_OPTION(channels), HEED_OPTION(dropout));
   expect_numbers<SamplingOptions>(HEED_OPTION(temperature), HEED_OPTION(top_k), HEED_OPTION(top_p),
                                   HEED_OPTION(min_p));
-  expect_numbers<TextEncoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(padding_token),
-                                     HEED_OPTION(type_vocab_size), HEED_OPTION(dropout));
-  expect_numbers<TransformerBlockOptions>(HEED_OPTION(norm_eps), HEED_OPTION(dropout),
-                                          HEED_OPTION(feed_forward_dropout));
+  expect_numbers<TextEncoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(embedding_dim),
+                                     HEED_OPTION(padding_token), HEED_OPTION(type_vocab_size),
+                                     HEED_OPTION(dropout));
+  expect_numbers<TransformerBlockOptions>(HEED_OPTION(norm_eps), HEED_OPTION(residual_scale),
+                                          HEED_OPTION(dropout), HEED_OPTION(feed_forward_dropout));
 }
 
 TEST(NumberOptions, TakeNoBoolInConstructors) {
