@@ -45,7 +45,7 @@ struct HEED_API PretrainedOptions {
 /// effect must be understood.
 ///
 /// Memory is taken for the parameters once, and not before all names and shapes of the file fit
-/// config.json. Heads for other tasks than a Decoder's, and poolers, are left out.
+/// config.json. Heads for other tasks than a Decoder's, poolers and vision towers are left out.
 ///
 /// heed downloads nothing. For a name on huggingface.co, this command makes the folder:
 /// `hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`.
@@ -65,7 +65,8 @@ Model make_model(const std::string& path);
 /// Writes the model to `folder`, which is made if it is missing, as config.json and
 /// model.safetensors, which transformers reads. `source` is the folder, or the config.json, that
 /// the model was made from: its fields are copied, with the model's dtype. `folder` may be
-/// `source`. Each of the two files is written completely or not at all.
+/// `source`, unless this describes a vision tower too: then only the model's own fields are copied.
+/// Each of the two files is written completely or not at all.
 /// Throws c10::ValueError when `source` describes another model, and when a file cannot be written.
 template <typename Model>
 void save_pretrained(const Model& model, const std::string& folder, const std::string& source);

@@ -37,10 +37,11 @@ class Pretrained : public ::testing::Test {
 TEST_F(Pretrained, FamiliesAreThoseThatAreSupported) {
   std::set<std::string> families;
   for (const auto& c : cases()) families.insert(c.family());
-  const std::set<std::string> expected{"bert", "distilbert", "gemma",   "gemma2",  "gemma3_text",
-                                       "gpt2", "gpt_neox",   "llama",   "mistral", "olmo2",
-                                       "phi3", "qwen2",      "qwen3",   "roberta", "modernbert",
-                                       "vit",  "smollm3",    "stablelm"};
+  const std::set<std::string> expected{
+      "bert",    "camembert",   "cohere2",  "distilbert", "electra",  "gemma",      "gemma2",
+      "gemma3",  "gemma3_text", "glm4",     "gpt2",       "gpt_neox", "granite",    "llama",
+      "mistral", "modernbert",  "olmo2",    "olmo3",      "phi3",     "qwen2",      "qwen3",
+      "roberta", "smollm3",     "stablelm", "starcoder2", "vit",      "xlm-roberta"};
   EXPECT_EQ(families, expected);
 }
 
