@@ -350,7 +350,7 @@ WITH_HEAD = {
 
 
 def cases() -> dict:
-    """Name -> (kind, config). The name is that of the family, which may have hyphens, and of the variant."""
+    """Name -> (kind, config). Names are those of the family, which may have hyphens, and a variant."""
     return {f"{config.model_type}-{variant}": (kind, config)
             for kind, families in (("decoder", DECODERS), ("text_encoder", TEXT_ENCODERS),
                                    ("image_encoder", [vit]))
@@ -368,8 +368,8 @@ SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "max_position_embeddings", "n_embd", "n_layer", "n_head",
          "n_positions", "dim", "hidden_dim", "n_heads", "n_layers", "pooler_output_size"}
 IMAGES = {"vision_config", "mm_tokens_per_image"}
-INERT = {*IMAGES, "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id",
-         "sep_token_id", "transformers_version", "architectures", "dtype", "model_type",
+INERT = {*IMAGES, "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",
+         "cls_token_id", "sep_token_id", "transformers_version", "architectures", "dtype", "model_type",
          "_sliding_window_pattern"}
 
 

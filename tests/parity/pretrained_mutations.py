@@ -39,7 +39,7 @@ def is_decoder(config: dict) -> bool:
 
 
 def fields_of_model(config: dict) -> tuple:
-    """Those of the model that load_pretrained makes, and what stands before their names in changes."""
+    """Those of the model that load_pretrained makes, and what changes have before their names."""
     if "text_config" in config:
         return config["text_config"], "text_config."
     return config, ""
