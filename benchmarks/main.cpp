@@ -55,6 +55,7 @@ heed::bench::Rows all_rows(const std::string& device, const std::string& sizes) 
   heed::bench::add_linear_rows(rows);
   heed::bench::add_loss_rows(rows);
   heed::bench::add_module_rows(rows);
+  heed::bench::add_expert_rows(rows);
   heed::bench::add_optimizer_rows(rows);
   return rows;
 }

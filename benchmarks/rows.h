@@ -47,6 +47,10 @@ void add_mask_rows(Rows& rows);
 /// bias of L x S that says the same.
 void add_reach_rows(Rows& rows);
 
+/// Mixtures of experts, in inference and in training, against a dense layer of as many
+/// multiply-adds a token.
+void add_expert_rows(Rows& rows);
+
 /// The modules, in inference and in training, against the textbook's code and
 /// torch::nn::MultiheadAttention.
 void add_module_rows(Rows& rows);

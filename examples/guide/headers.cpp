@@ -135,6 +135,39 @@ void feed_forward_of_ones_own() {
   auto y = block->forward(torch::randn({2, 10, 64}));
 }
 
+/// A layer of one's own: x * tanh(fc(x)).
+class MyLayerImpl : public torch::nn::Cloneable<MyLayerImpl> {
+ public:
+  explicit MyLayerImpl(int64_t width) : width(width) { reset(); }
+  void reset() override { fc = register_module("fc", torch::nn::Linear(width, width)); }
+  at::Tensor forward(const at::Tensor& x) { return x * heed::linear(fc, x).tanh(); }
+
+  int64_t width;
+  torch::nn::Linear fc{nullptr};
+};
+TORCH_MODULE(MyLayer);
+
+void feed_forward_layers() {
+  heed::TransformerBlockOptions block(heed::GroupQueryAttentionOptions(64, 4, 2));
+  block.feed_forward([] { return torch::nn::AnyModule(MyLayer(64)); });
+  heed::TransformerBlock own(block);
+  std::cout << "own layer: " << own->forward(torch::randn({2, 10, 64})).sizes() << '\n';
+}
+
+void mixture_of_experts() {
+  auto expert = heed::FeedForwardOptions(64).hidden_dim(96).activation(heed::Activation::swiglu);
+  heed::MixtureOfExpertsOptions options(expert, /*expert_num=*/8, /*top_k=*/2);
+  heed::MixtureOfExperts layer(options);
+  auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
+}
+
+void mixture_in_a_block() {
+  heed::TransformerBlockOptions options(heed::GroupQueryAttentionOptions(64, 4, 2));
+  heed::TransformerBlock block(options.feed_forward(heed::MixtureOfExpertsOptions(64, 8, 2)));
+  auto* mixture = block->feed_forward_module()->as<heed::MixtureOfExperts>();
+  std::cout << "experts: " << mixture->experts->size() << '\n';
+}
+
 void feed_forward() {
   auto options = heed::FeedForwardOptions(64).activation(heed::Activation::swiglu);
   heed::FeedForward layer(options);
@@ -457,14 +490,15 @@ void image_encoder() {
 void run_all() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
       autocast, block_mask, checkpoint, cost, decoder, differential_attention, feed_forward,
-      feed_forward_of_ones_own, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention,
-      kv_cache, fixed_kv_cache, paged_kv_cache, quantize, latent_attention, deepseek_attention,
-      linear, linear_cross_entropy, masks, merge_attention, model_cost,
-      multi_head_attention_function, multi_head_attention, multi_head_attention_base, name_maps,
-      pack_weights, save_weights, save_tensors, load_weights_of_a_stream, named_tensors, norm,
-      position_embedding, projected_memory, qk_norm, relative_position_bias, residual_attention,
-      rotary_embedding, sampling, scaled_dot_product_attention, self_attention, transformer_block,
-      transformer_inputs, encoder, text_encoder, image_encoder, load_weights);
+      feed_forward_of_ones_own, feed_forward_layers, mixture_of_experts, mixture_in_a_block,
+      clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache, fixed_kv_cache,
+      paged_kv_cache, quantize, latent_attention, deepseek_attention, linear, linear_cross_entropy,
+      masks, merge_attention, model_cost, multi_head_attention_function, multi_head_attention,
+      multi_head_attention_base, name_maps, pack_weights, save_weights, save_tensors,
+      load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
+      relative_position_bias, residual_attention, rotary_embedding, sampling,
+      scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs, encoder,
+      text_encoder, image_encoder, load_weights);
 }
 
 }  // namespace header

@@ -104,6 +104,35 @@ void stop_and_resume() {
   std::cout << "resumed: " << run(40).equal(run(100)) << '\n';
 }
 
+heed::Decoder make_mixture() {
+  auto expert = heed::FeedForwardOptions(/*emb_dim=*/32).hidden_dim(48);
+  expert.activation(heed::Activation::swiglu);
+  heed::TransformerBlockOptions block(heed::GroupQueryAttentionOptions(32, 4, 2));
+  block.feed_forward(heed::MixtureOfExpertsOptions(expert, /*expert_num=*/8, /*top_k=*/2));
+  return heed::Decoder(heed::DecoderOptions(/*vocab_size=*/16, block, /*num_layers=*/2));
+}
+
+at::Tensor balanced_loss(heed::Decoder& model, const at::Tensor& text) {
+  heed::RoutingRecord record;
+  auto loss = model->loss(text.slice(1, 0, -1), text.slice(1, 1));
+  loss = loss + 0.01 * heed::load_balancing_loss(record.routings());
+  return loss + 0.001 * heed::router_z_loss(record.routings());
+}
+
+void train_mixture() {
+  auto model = make_mixture();
+  heed::FusedAdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
+  for (int step = 0; step < 30; ++step) {
+    optimizer.zero_grad();
+    balanced_loss(model, batch(32, 24)).backward();
+    optimizer.step();
+  }
+  heed::RoutingRecord record;
+  model->forward(batch(8, 24));
+  auto share = heed::load_balancing_loss(record.routings()).item<double>();
+  std::cout << "balanced: " << (share < 2.5) << '\n';  // 2 if all experts get as many tokens
+}
+
 void less_memory() {
   auto block = heed::TransformerBlockOptions(heed::GroupQueryAttentionOptions(32, 4, 2));
   heed::Encoder encoder(heed::EncoderOptions(block, /*num_layers=*/2).checkpointing(true));
@@ -159,7 +188,7 @@ void training() {
   train(model);
   evaluate(model);
   std::cout << "perplexity below 2: " << (perplexity(model, batch(8, 24)) < 2) << '\n';
-  run(stop_and_resume, less_memory, any_function, lower_precision, scaled_gradients);
+  run(stop_and_resume, train_mixture, less_memory, any_function, lower_precision, scaled_gradients);
 }
 
 }  // namespace guide

@@ -105,44 +105,21 @@ class LongformerAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LongformerAttention);
 
-/// Mixtral's mixture of experts: each token goes through the top_k experts that a gate chooses.
-class MixtureImpl : public torch::nn::Module {
- public:
-  MixtureImpl(int64_t emb_dim, int64_t hidden_dim, int64_t expert_count, int64_t top_k)
-      : top_k(top_k) {
-    auto to_experts = torch::nn::LinearOptions(emb_dim, expert_count).bias(false);
-    gate = register_module("gate", torch::nn::Linear(to_experts));
-    experts = register_module("experts", torch::nn::ModuleList());
-    auto options = heed::FeedForwardOptions(emb_dim).hidden_dim(hidden_dim).bias(false);
-    options.activation(heed::Activation::swiglu);
-    for (int64_t i = 0; i < expert_count; ++i) experts->push_back(heed::FeedForward(options));
-  }
-
-  /// x [B, L, E]; returns [B, L, E].
-  at::Tensor forward(const at::Tensor& x) {
-    auto tokens = x.flatten(0, 1);
-    auto [weights, chosen] = gate(tokens).softmax(1).topk(top_k, 1);  // [N, top_k]
-    weights = weights / weights.sum(1, /*keepdim=*/true);
-    auto y = torch::zeros_like(tokens);
-    for (size_t i = 0; i < experts->size(); ++i) {
-      auto place = torch::where(chosen == static_cast<int64_t>(i));  // token, and which choice
-      if (place[0].numel() == 0) continue;
-      auto input = tokens.index_select(0, place[0]).unsqueeze(0);  // [1, n, E]
-      auto output = experts->at<heed::FeedForwardImpl>(i).forward(input).squeeze(0);
-      y = y.index_add(0, place[0], output * weights.index({place[0], place[1]}).unsqueeze(1));
-    }
-    return y.view_as(x);
-  }
-
-  int64_t top_k;
-  torch::nn::Linear gate{nullptr};
-  torch::nn::ModuleList experts{nullptr};
-};
-TORCH_MODULE(Mixture);
+/// Mixtral's mixture of experts.
+inline heed::MixtureOfExperts make_mixture() {
+  auto expert = heed::FeedForwardOptions(/*emb_dim=*/32).hidden_dim(48).bias(false);
+  expert.activation(heed::Activation::swiglu);
+  heed::MixtureOfExpertsOptions options(expert, /*expert_num=*/4, /*top_k=*/2);
+  return heed::MixtureOfExperts(options);
+}
 
 /// The names of published files.
 inline heed::NameMap mixture_names() {
-  return heed::NameMap().rename("w1", "fc_gate").rename("w3", "fc_in").rename("w2", "fc_out");
+  return heed::NameMap()
+      .rename("gate", "router")
+      .inside("w1", "fc_gate")
+      .inside("w3", "fc_in")
+      .inside("w2", "fc_out");
 }
 
 /// Reads tokens [B, L] one by one, and returns the scores [B, L, V]. The model's layers have a

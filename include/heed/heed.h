@@ -27,6 +27,7 @@
 #include <heed/masks.h>
 #include <heed/memory.h>
 #include <heed/merge_attention.h>
+#include <heed/mixture_of_experts.h>
 #include <heed/model_cost.h>
 #include <heed/multi_head_attention.h>
 #include <heed/multi_head_attention_base.h>

@@ -126,6 +126,11 @@ HEED_API NameMap in_proj_separate();
 /// StableLM, Gemma, SmolLM3, Granite and Cohere2: Decoder. The values of the options are in the
 /// checkpoint's configuration.
 HEED_API NameMap llama();
+/// Like `llama`, with mixtures of experts: MixtralForCausalLM.
+HEED_API NameMap mixtral();
+/// Like `llama`, with mixtures of experts in some blocks or in all: Qwen3MoeForCausalLM,
+/// Qwen2MoeForCausalLM and OlmoeForCausalLM.
+HEED_API NameMap qwen3_moe();
 /// Like `llama`, with packed projections: Phi3ForCausalLM.
 HEED_API NameMap phi3();
 /// Like `llama`, with norms on both sides of each layer: Gemma2ForCausalLM and Gemma3ForCausalLM.

@@ -4,15 +4,19 @@
 #include <heed/attention_inputs.h>
 #include <heed/feed_forward.h>
 #include <heed/group_query_attention.h>
+#include <heed/mixture_of_experts.h>
 #include <heed/module.h>
 #include <heed/norm.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace heed {
@@ -28,15 +32,47 @@ enum class NormPlacement {
 /// Returns the placement's name, such as "pre".
 HEED_API std::string_view to_string(NormPlacement placement);
 
+/// Makes a layer of a class of your own, each time a new one. Its forward takes one tensor, x
+/// [B, L, E], and returns that shape.
+using LayerFactory = std::function<torch::nn::AnyModule()>;
+
+/// The kinds of feed-forward layer that a block may have.
+using FeedForwardLayer = std::variant<FeedForwardOptions, MixtureOfExpertsOptions, LayerFactory>;
+
 /// Options of `TransformerBlock`.
 struct HEED_API TransformerBlockOptions {
   /// Required options.
   /* implicit */ TransformerBlockOptions(const GroupQueryAttentionOptions& attention)
-      : attention_(attention), feed_forward_(attention.emb_dim()) {}
+      : attention_(attention), feed_forward_layer_(FeedForwardOptions(attention.emb_dim())) {}
   /// Options of the self-attention; its emb_dim is the block's E.
   TORCH_ARG(GroupQueryAttentionOptions, attention);
-  /// Options of the feed-forward layer; its emb_dim must be E.
-  TORCH_ARG(FeedForwardOptions, feed_forward);
+
+ public:
+  /// Sets the feed-forward layer: options of a FeedForward or of a MixtureOfExperts, whose emb_dim
+  /// must be E, or a function that makes a layer of your own:
+  ///
+  /// @code
+  /// block.feed_forward([] { return torch::nn::AnyModule(MyLayer(64)); });
+  /// @endcode
+  ///
+  /// A clone has a layer that the function makes, with copies of the original's parameters: the
+  /// layer must derive from torch::nn::Cloneable for that. pack_weights packs its Linears, which it
+  /// should apply by `heed::linear`.
+  TransformerBlockOptions& feed_forward(FeedForwardLayer layer) {
+    feed_forward_layer_ = std::move(layer);
+    return *this;
+  }
+  /// The options of the FeedForward. Throw c10::ValueError when the layer is of another kind.
+  /// @{
+  const FeedForwardOptions& feed_forward() const;
+  FeedForwardOptions& feed_forward();
+  /// @}
+  /// The feed-forward layer, of any kind.
+  const FeedForwardLayer& feed_forward_layer() const { return feed_forward_layer_; }
+
+ private:
+  FeedForwardLayer feed_forward_layer_;
+
   /// Whether the block has cross-attention to a memory, between self-attention and feed-forward
   /// layer. It has as many heads as the self-attention.
   TORCH_ARG(bool, cross_attention) = false;
@@ -107,7 +143,8 @@ struct HEED_API AttentionWeights {
 /// @endcode
 ///
 /// Modules: attention and, if options.cross_attention(), cross_attention, each a
-/// GroupQueryAttention; feed_forward; attention_norm, cross_attention_norm, feed_forward_norm and,
+/// GroupQueryAttention; feed_forward, a FeedForward, a MixtureOfExperts or a layer of your own;
+/// attention_norm, cross_attention_norm, feed_forward_norm and,
 /// with NormPlacement::sandwich, attention_output_norm, cross_attention_output_norm,
 /// feed_forward_output_norm.
 ///
@@ -121,7 +158,11 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   /// Registers the modules. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// Re-initializes the parameters.
+  /// Returns a copy. Throws c10::Error when the feed-forward layer is of a class that cannot be
+  /// cloned.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+  /// Re-initializes the parameters, except those of a feed-forward layer of your own.
   void reset_parameters();
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
@@ -160,9 +201,16 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   /// cross-attention.
   ProjectedMemory project_memory(const at::Tensor& memory) const;
 
+  /// Returns the feed-forward layer, of any kind:
+  ///
+  /// @code
+  /// auto* mixture = block->feed_forward_module()->as<heed::MixtureOfExperts>();
+  /// @endcode
+  std::shared_ptr<torch::nn::Module> feed_forward_module() const;
+
   /// The options given at construction.
   TransformerBlockOptions options;
-  /// The modules named above.
+  /// The modules named above; feed_forward is empty unless it is a FeedForward.
   /// @{
   GroupQueryAttention attention{nullptr}, cross_attention{nullptr};
   FeedForward feed_forward{nullptr};
@@ -177,6 +225,8 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
  private:
   HEED_LOCAL void check_options() const;
   HEED_LOCAL double feed_forward_dropout() const;
+  HEED_LOCAL void make_feed_forward();
+  HEED_LOCAL at::Tensor apply_feed_forward(const at::Tensor& x) const;
   HEED_LOCAL at::Tensor dropped(const at::Tensor& output, double probability) const;
   template <typename Layer>
   at::Tensor residual(const at::Tensor& x, const Norm& norm, const Norm& output_norm,
@@ -189,6 +239,8 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   template <typename SelfAttend, typename CrossAttend>
   at::Tensor run(const at::Tensor& x, const TransformerInputs& inputs,
                  const SelfAttend& self_attend, const CrossAttend& cross_attend) const;
+
+  torch::nn::AnyModule other_feed_forward_;  // empty if `feed_forward` is not
 };
 TORCH_MODULE(TransformerBlock);
 

@@ -122,6 +122,9 @@ class Parallelization {
     refuse<DifferentialAttentionImpl>(function, submodule, "DifferentialAttention");
     // ResidualAttention's LayerNorm would see a part of the sequence.
     if (sequence_parallel_) refuse<ResidualAttentionImpl>(function, submodule, "ResidualAttention");
+    // A part of the sequence would train the router, or a layer of the user's, in each process.
+    if (sequence_parallel_) refuse<MixtureOfExpertsImpl>(function, submodule, "MixtureOfExperts");
+    check_own_layer(function, submodule);
     check_attention<MultiHeadAttentionImpl>(function, submodule);
     check_attention<GroupQueryAttentionImpl>(function, submodule);
     if (const auto* layer = dynamic_cast<const FeedForwardImpl*>(submodule.module)) {
@@ -153,6 +156,14 @@ class Parallelization {
     HEED_CHECK(dynamic_cast<const Impl*>(submodule.module) == nullptr,
                "{}: module must not be or contain {}{}", function, name,
                sequence_parallel_ ? " with sequence_parallel" : "");
+  }
+
+  void check_own_layer(const std::string& function, const Submodule& submodule) const {
+    const auto* block = dynamic_cast<const TransformerBlockImpl*>(submodule.module);
+    if (block == nullptr) return;
+    const bool is_own = std::holds_alternative<LayerFactory>(block->options.feed_forward_layer());
+    HEED_CHECK(!is_own || !sequence_parallel_,
+               "{}: feed_forward must not be a layer of your own with sequence_parallel", function);
   }
 
   /// Throws if another layer has one of the parameters, which would then be split twice.

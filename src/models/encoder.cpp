@@ -118,6 +118,28 @@ void share_rotary(const torch::nn::ModuleList& blocks) {
   }
 }
 
+/// The Linears that end in a block's residual connections.
+std::vector<const torch::nn::LinearImpl*> last_linears(const TransformerBlockImpl& block) {
+  std::vector<const torch::nn::LinearImpl*> last = {block.attention->fc_o.get()};
+  if (block.cross_attention) last.push_back(block.cross_attention->fc_o.get());
+  for (const auto& module : block.feed_forward_module()->modules()) {
+    const auto* layer = module->as<FeedForward>();
+    if (layer != nullptr) last.push_back(layer->fc_out.get());
+  }
+  return last;
+}
+
+/// Initializes a block as GPT-2 does, except a feed-forward layer of the user's own.
+void initialize(TransformerBlockImpl& block, double residual_scale) {
+  block.reset_parameters();
+  const auto last = last_linears(block);
+  const bool is_users = std::holds_alternative<LayerFactory>(block.options.feed_forward_layer());
+  const auto users = is_users ? block.feed_forward_module() : nullptr;
+  for (const auto& child : block.children()) {
+    if (child != users) detail::initialize_linears(*child, last, residual_scale);
+  }
+}
+
 /// The block whose cache suits all blocks: one without a window, or the one with the widest.
 const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
   const auto window = [](const TransformerBlockImpl& block) {
@@ -191,13 +213,7 @@ std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
 void EncoderImpl::reset_parameters() {
   const auto residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(blocks->size()));
   for (size_t i = 0; i < blocks->size(); ++i) {
-    auto& block = block_of(blocks, i);
-    const auto& cross = block.cross_attention;
-    block.reset_parameters();
-    detail::initialize_linears(block,
-                               {block.attention->fc_o.get(), cross ? cross->fc_o.get() : nullptr,
-                                block.feed_forward->fc_out.get()},
-                               residual_scale);
+    initialize(block_of(blocks, i), residual_scale);
   }
   if (final_norm) final_norm->reset_parameters();
 }
@@ -210,11 +226,15 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
+  const bool checkpointing = options.checkpointing() && is_training();
+  HEED_CHECK(!checkpointing || !RoutingRecord::is_active(),
+             "{}: checkpointing must be false while a RoutingRecord exists: blocks are computed "
+             "again in the backward pass, after the losses",
+             kEncoder);
   BlockInputs own(blocks, &x, inputs);
   auto result = sharing(blocks).split_sequence(x);
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
-    const bool checkpointing = options.checkpointing() && is_training();
     result = checkpointing ? detail::forward_checkpointed(kEncoder, block, result, own.of(i))
                            : block->forward(result, own.of(i));
   }

@@ -67,6 +67,22 @@ class Parts {
   detail::SeenTensors seen_;
 };
 
+/// The elements of the weights by which one token is multiplied: those of all Linears, but of the
+/// experts that a token chooses alone.
+int64_t weights_per_token(const torch::nn::Module& layer) {
+  Count count = 0;
+  for (const auto& module : layer.modules()) {
+    if (const auto* linear = module->as<torch::nn::Linear>()) {
+      count = count + linear->weight.numel();
+    }
+  }
+  const auto* mixture = layer.as<MixtureOfExperts>();
+  if (mixture == nullptr) return count.value();
+  const auto idle = mixture->options.expert_num() - mixture->options.top_k();
+  const auto expert = weights_per_token(*mixture->experts->ptr(0));
+  return count.value() - (Count(idle) * expert).value();
+}
+
 void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
   for (const auto& child : *stack.blocks) {
     const auto& block = *child->as<TransformerBlockImpl>();
@@ -82,9 +98,10 @@ void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
           "cross-attention", *block.cross_attention,
           attention_cost(*block.cross_attention, sizes.batch, sizes.length, sizes.memory_length));
     }
-    const auto& layer = *block.feed_forward;
-    const auto weights = detail::weight_count({&layer.fc_in, &layer.fc_gate, &layer.fc_out});
-    parts.add("feed-forward", layer, sizes.tokens() * weights);
+    const auto layer = block.feed_forward_module();
+    const bool is_mixture = layer->as<MixtureOfExperts>() != nullptr;
+    parts.add(is_mixture ? "mixture of experts" : "feed-forward", *layer,
+              sizes.tokens() * weights_per_token(*layer));
   }
   if (stack.final_norm) parts.add("norm", *stack.final_norm);
 }

@@ -2,6 +2,7 @@
 #include <ATen/ops/aminmax.h>
 #include <heed/decoder.h>
 #include <heed/latent_attention.h>
+#include <heed/mixture_of_experts.h>
 #include <heed/pack_weights.h>
 #include <heed/text_encoder.h>
 #include <torch/nn/modules/activation.h>
@@ -117,6 +118,7 @@ class Places {
   /// Remembers layers that are packed, or are not, because of the module that has them.
   void ask_owner(torch::nn::Module& module) {
     if (auto* latent = module.as<LatentAttentionImpl>()) done_.insert(latent->fc_kv_up.get());
+    if (auto* mixture = module.as<MixtureOfExpertsImpl>()) done_.insert(mixture->router.get());
     auto* decoder = module.as<DecoderImpl>();
     auto* encoder = module.as<TextEncoderImpl>();
     const auto own = options_.embedding_format();

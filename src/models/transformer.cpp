@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <heed/sharded_layers.h>
+#include <torch/nn/modules/dropout.h>
 
 #include <cmath>
 #include <iterator>
@@ -94,6 +95,23 @@ auto with_memory(const TransformerInputs& inputs, const Attend& attend) {
   return memory ? attend(*memory, *memory) : attend(inputs.projected_memory()[0]);
 }
 
+/// The options of the feed-forward layer that has this emb_dim; null for a layer of the user's.
+const int64_t* emb_dim_of(const FeedForwardLayer& layer) {
+  if (const auto* plain = std::get_if<FeedForwardOptions>(&layer)) return &plain->emb_dim();
+  const auto* mixture = std::get_if<MixtureOfExpertsOptions>(&layer);
+  return mixture ? &mixture->expert().emb_dim() : nullptr;
+}
+
+/// Throws if a feed-forward layer, or a layer in it, drops elements.
+void check_no_dropout_in(const std::shared_ptr<torch::nn::Module>& feed_forward) {
+  for (const auto& module : feed_forward->modules()) {
+    double dropout = 0.0;
+    if (const auto* layer = module->as<FeedForwardImpl>()) dropout = layer->options.dropout();
+    if (const auto* layer = module->as<torch::nn::Dropout>()) dropout = layer->options.p();
+    detail::check_no_dropout(kBlock, "feed_forward dropout", dropout, module->is_training());
+  }
+}
+
 /// Throws if a layer of the block drops elements; the attention checks its own dropout.
 void check_no_dropout(const TransformerBlockImpl& block) {
   const auto check = [](const char* name, double dropout, const torch::nn::Module& module) {
@@ -102,7 +120,7 @@ void check_no_dropout(const TransformerBlockImpl& block) {
   const auto dropout = block.options.dropout();
   check("dropout", dropout, block);
   check("feed_forward_dropout", block.options.feed_forward_dropout().value_or(dropout), block);
-  check("feed_forward dropout", block.feed_forward->options.dropout(), *block.feed_forward);
+  check_no_dropout_in(block.feed_forward_module());
   if (const auto& cross = block.cross_attention) {
     check("cross_attention dropout", cross->options.dropout(), *cross);
   }
@@ -117,6 +135,18 @@ std::string_view to_string(NormPlacement placement) {
   return kNames[name];
 }
 
+const FeedForwardOptions& TransformerBlockOptions::feed_forward() const {
+  const auto* const plain = std::get_if<FeedForwardOptions>(&feed_forward_layer_);
+  HEED_CHECK(plain != nullptr,
+             "TransformerBlockOptions: feed_forward must be FeedForwardOptions to be read; "
+             "feed_forward_layer() returns any kind");
+  return *plain;
+}
+
+FeedForwardOptions& TransformerBlockOptions::feed_forward() {
+  return const_cast<FeedForwardOptions&>(std::as_const(*this).feed_forward());
+}
+
 TransformerBlockImpl::TransformerBlockImpl(const TransformerBlockOptions& options)
     : options(options) {
   reset();
@@ -128,9 +158,10 @@ void TransformerBlockImpl::check_options() const {
   HEED_CHECK(std::isfinite(options.residual_scale()) && options.residual_scale() != 0.0,
              "{}: residual_scale ({}) must be finite and not 0", kBlock, options.residual_scale());
   const auto width = options.attention().emb_dim();
-  HEED_CHECK(options.feed_forward().emb_dim() == width,
-             "{}: feed_forward emb_dim ({}) must equal attention emb_dim ({})", kBlock,
-             options.feed_forward().emb_dim(), width);
+  const auto* const own_width = emb_dim_of(options.feed_forward_layer());
+  HEED_CHECK(own_width == nullptr || *own_width == width,
+             "{}: feed_forward emb_dim ({}) must equal attention emb_dim ({})", kBlock, *own_width,
+             width);
   const auto placement = options.norm_placement();
   const bool pre = placement == NormPlacement::pre;
   HEED_CHECK(pre || options.attention_norm(),
@@ -158,15 +189,57 @@ void TransformerBlockImpl::reset() {
     cross_attention_norm = norm("cross_attention_norm");
     if (sandwich) cross_attention_output_norm = norm("cross_attention_output_norm");
   }
-  feed_forward = register_module("feed_forward", FeedForward(options.feed_forward()));
+  make_feed_forward();
   if (!options.shared_norm()) feed_forward_norm = norm("feed_forward_norm");
   if (sandwich) feed_forward_output_norm = norm("feed_forward_output_norm");
+}
+
+void TransformerBlockImpl::make_feed_forward() {
+  constexpr auto kName = "feed_forward";
+  const auto& layer = options.feed_forward_layer();
+  if (const auto* plain = std::get_if<FeedForwardOptions>(&layer)) {
+    feed_forward = register_module(kName, FeedForward(*plain));
+    return;
+  }
+  if (const auto* mixture = std::get_if<MixtureOfExpertsOptions>(&layer)) {
+    other_feed_forward_ = torch::nn::AnyModule(MixtureOfExperts(*mixture));
+  } else {
+    const auto& make = std::get<LayerFactory>(layer);
+    HEED_CHECK(make, "{}: feed_forward must be a function that makes a layer, not an empty one",
+               kBlock);
+    other_feed_forward_ = make();
+    HEED_CHECK(!other_feed_forward_.is_empty(),
+               "{}: feed_forward must return a layer, not an empty AnyModule", kBlock);
+  }
+  register_module(kName, other_feed_forward_.ptr());
+}
+
+std::shared_ptr<torch::nn::Module> TransformerBlockImpl::feed_forward_module() const {
+  return feed_forward ? feed_forward.ptr() : other_feed_forward_.ptr();
+}
+
+std::shared_ptr<torch::nn::Module> TransformerBlockImpl::clone(
+    const std::optional<at::Device>& device) const {
+  // LibTorch would pass over a layer of the user's that has no `clone`, whose own throws.
+  if (!feed_forward) feed_forward_module()->clone(device);
+  return Cloneable::clone(device);
+}
+
+at::Tensor TransformerBlockImpl::apply_feed_forward(const at::Tensor& x) const {
+  if (feed_forward) return feed_forward.ptr()->forward(x);
+  auto layer = other_feed_forward_;  // the module itself is shared
+  auto output = layer.forward(x);
+  HEED_CHECK(output.defined() && output.sizes() == x.sizes(),
+             "{}: feed_forward must return the shape of its input {}; it returned {}", kBlock,
+             detail::shape(x), detail::shape(output));
+  return output;
 }
 
 void TransformerBlockImpl::reset_parameters() {
   attention->reset_parameters();
   if (cross_attention) cross_attention->reset_parameters();
-  feed_forward->reset_parameters();
+  if (feed_forward) feed_forward->reset_parameters();
+  if (auto* mixture = feed_forward_module()->as<MixtureOfExperts>()) mixture->reset_parameters();
   for (auto* norm : {&attention_norm, &attention_output_norm, &cross_attention_norm,
                      &cross_attention_output_norm, &feed_forward_norm, &feed_forward_output_norm}) {
     if (*norm) (*norm)->reset_parameters();
@@ -226,7 +299,7 @@ at::Tensor TransformerBlockImpl::run_parallel(const at::Tensor& x,
   const auto input = normalized(attention_norm, x);
   const auto attended = x + dropped(self_attend(input), options.dropout());
   const auto other = options.shared_norm() ? input : normalized(feed_forward_norm, x);
-  return attended + dropped(feed_forward.ptr()->forward(other), feed_forward_dropout());
+  return attended + dropped(apply_feed_forward(other), feed_forward_dropout());
 }
 
 template <typename SelfAttend, typename CrossAttend>
@@ -244,7 +317,7 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
         residual(result, cross_attention_norm, cross_attention_output_norm, dropout, cross_attend);
   }
   return residual(result, feed_forward_norm, feed_forward_output_norm, feed_forward_dropout(),
-                  [&](const at::Tensor& input) { return feed_forward.ptr()->forward(input); });
+                  [&](const at::Tensor& input) { return apply_feed_forward(input); });
 }
 
 at::Tensor TransformerBlockImpl::attend_to_memory(const at::Tensor& x,

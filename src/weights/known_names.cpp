@@ -18,6 +18,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 constexpr auto kGpt = "attn.c_attn.weight";
+constexpr auto kLlama = "self_attn.q_proj";
 constexpr auto kTransformer = "self_attn.in_proj_weight";
 constexpr auto kCross = "multihead_attn.in_proj_weight";
 
@@ -40,14 +41,16 @@ const std::vector<Spelling>& spellings() {
       {"gemma3()",
        kDecoder,
        maps::gemma3,
-       {"self_attn.q_proj", "pre_feedforward_layernorm", "language_model"},
+       {kLlama, "pre_feedforward_layernorm", "language_model"},
        true},
-      {"gemma2()", kDecoder, maps::gemma2, {"self_attn.q_proj", "pre_feedforward_layernorm"}, true},
-      {"olmo2()", kDecoder, maps::olmo2, {"self_attn.q_proj", "post_feedforward_layernorm"}, true},
-      {"glm4()", kDecoder, maps::glm4, {"self_attn.q_proj", "post_mlp_layernorm"}, true},
-      {"starcoder2()", kDecoder, maps::starcoder2, {"self_attn.q_proj", "mlp.c_fc"}, true},
+      {"gemma2()", kDecoder, maps::gemma2, {kLlama, "pre_feedforward_layernorm"}, true},
+      {"olmo2()", kDecoder, maps::olmo2, {kLlama, "post_feedforward_layernorm"}, true},
+      {"glm4()", kDecoder, maps::glm4, {kLlama, "post_mlp_layernorm"}, true},
+      {"starcoder2()", kDecoder, maps::starcoder2, {kLlama, "mlp.c_fc"}, true},
       {"phi3()", kDecoder, maps::phi3, {"self_attn.qkv_proj", "mlp.gate_up_proj"}, true},
-      {"llama()", kDecoder, maps::llama, {"self_attn.q_proj", "mlp.gate_proj"}, true},
+      {"mixtral()", kDecoder, maps::mixtral, {kLlama, "block_sparse_moe.gate"}, true},
+      {"qwen3_moe()", kDecoder, maps::qwen3_moe, {kLlama, "mlp.gate"}, true},
+      {"llama()", kDecoder, maps::llama, {kLlama, "mlp.gate_proj"}, true},
       {"deepseek_attention()", kLatent, maps::deepseek_attention, {"kv_a_proj_with_mqa"}},
       {"gpt_neox(heads)", kDecoder, gpt_neox, {"attention.query_key_value"}, true},
       {"gpt2()", kDecoder, maps::gpt2, {kGpt, "mlp.c_fc"}, true},

@@ -73,6 +73,11 @@ NameMap gemma_norms(NameMap projections) {
       .rename("post_feedforward_layernorm", "feed_forward_output_norm");
 }
 
+NameMap llama_norms(NameMap names) {
+  return names.rename("input_layernorm", "attention_norm")
+      .rename("post_attention_layernorm", "feed_forward_norm");
+}
+
 /// The map of an encoder whose names stand alone or, in a model with a head, inside `prefix`.
 class EncoderNames {
  public:
@@ -141,17 +146,32 @@ EncoderNames bert_names(const std::string& prefix) {
 
 }  // namespace
 
-NameMap llama() {
-  return llama_projections()
-      .rename("input_layernorm", "attention_norm")
-      .rename("post_attention_layernorm", "feed_forward_norm");
+NameMap llama() { return llama_norms(llama_projections()); }
+
+NameMap mixtral() {
+  return llama_norms(llama_projections())
+      .rename("block_sparse_moe.gate", "feed_forward.router")
+      .inside("block_sparse_moe.experts", "feed_forward.experts")
+      .inside("w1", "fc_gate")
+      .inside("w3", "fc_in")
+      .inside("w2", "fc_out");
+}
+
+NameMap qwen3_moe() {
+  return llama_norms(llama_projections())
+      .rename("mlp.gate", "feed_forward.router")
+      .rename("mlp.shared_expert_gate", "feed_forward.fc_shared_gate")
+      .inside("mlp.experts", "feed_forward.experts")
+      .inside("mlp.shared_expert", "feed_forward.shared")
+      .inside("gate_proj", "fc_gate")
+      .inside("up_proj", "fc_in")
+      .inside("down_proj", "fc_out");
 }
 
 NameMap phi3() {
-  return llama_packed_gate(llama_frame())
-      .split("self_attn.qkv_proj", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
-      .rename("input_layernorm", "attention_norm")
-      .rename("post_attention_layernorm", "feed_forward_norm");
+  return llama_norms(
+      llama_packed_gate(llama_frame())
+          .split("self_attn.qkv_proj", {"attention.fc_q", "attention.fc_k", "attention.fc_v"}));
 }
 
 NameMap gemma2() { return gemma_norms(llama_projections()); }
@@ -171,11 +191,9 @@ NameMap olmo2() {
 }
 
 NameMap starcoder2() {
-  return llama_attention(llama_frame())
-      .rename("mlp.c_fc", "feed_forward.fc_in")
-      .rename("mlp.c_proj", "feed_forward.fc_out")
-      .rename("input_layernorm", "attention_norm")
-      .rename("post_attention_layernorm", "feed_forward_norm");
+  return llama_norms(llama_attention(llama_frame())
+                         .rename("mlp.c_fc", "feed_forward.fc_in")
+                         .rename("mlp.c_proj", "feed_forward.fc_out"));
 }
 
 NameMap glm4() {

@@ -33,6 +33,7 @@ packed: 2
 accuracy above 0.95: true
 perplexity below 2: true
 resumed: true
+balanced: true
 checkpointed: true
 by hand: true
 gradients: float
@@ -53,6 +54,8 @@ packed on a device \\[10, 8, 64\\]
 attend takes block
 gated \\[2, 10, 64\\]
 block
+.*own layer: \\[2, 10, 64\\]
+experts: 8
 .*8 loaded, 0 missing")
 if(TARGET guide_distributed AND python)
   heed_test_example(NAME guide.distributed

@@ -176,7 +176,7 @@ TEST_F(Recipes, Longformer) {
 }
 
 TEST_F(Recipes, Mixture) {
-  Mixture model(32, 48, 4, 2);
+  auto model = make_mixture();
   compare_model(model, "mixture", {"x"}, mixture_names(), kSoftmaxInFloat);
 }
 

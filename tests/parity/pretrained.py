@@ -121,17 +121,26 @@ def save(name: str, model: torch.nn.Module, folder: Path) -> dict:
     return tensors
 
 
+def parts(name: str, tensor: torch.Tensor) -> list:
+    """What a file has of a parameter: a matrix for each expert, or two."""
+    if ".experts." not in name:
+        return [tensor]
+    return [part for expert in tensor for part in expert.chunk(2 if "gate_up" in name else 1)]
+
+
 def gradients(model: torch.nn.Module, loss: torch.Tensor, tensors: dict) -> dict:
     """By transformers' names in files, which are not those in the module."""
     loss.backward()
     named = {}
-    for parameter in model.parameters():
+    for own_name, parameter in model.named_parameters():
         if parameter.grad is None:
             continue
-        names = [name for name, tensor in tensors.items()
-                 if torch.equal(tensor.float(), parameter.detach())]
-        assert len(names) == 1, names
-        named[f"gradient.{names[0]}"] = parameter.grad
+        for values, gradient in zip(parts(own_name, parameter.detach()),
+                                    parts(own_name, parameter.grad)):
+            names = [name for name, tensor in tensors.items()
+                     if torch.equal(tensor.float(), values)]
+            assert len(names) == 1, names
+            named[f"gradient.{names[0]}"] = gradient.contiguous()
     return named
 
 

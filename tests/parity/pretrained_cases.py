@@ -254,6 +254,54 @@ def smollm3() -> dict:
     }
 
 
+def mixtral() -> dict:
+    return {
+        "window": hf.MixtralConfig(**GROUPED, num_local_experts=6, num_experts_per_tok=2,
+                                   sliding_window=7, rms_norm_eps=1e-2, **rope(1000000.0)),
+        "whole": hf.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=4, head_dim=16,
+                                  hidden_act="gelu", tie_word_embeddings=True, rms_norm_eps=0.05,
+                                  **YARN),
+    }
+
+
+def olmoe() -> dict:
+    return {
+        "plain": hf.OlmoeConfig(**GROUPED, num_experts=6, num_experts_per_tok=3, rms_norm_eps=1e-2,
+                                eos_token_id=2, **rope(20000.0)),
+        "normalized": hf.OlmoeConfig(**SMALL, num_experts=5, num_experts_per_tok=2,
+                                     norm_topk_prob=True, attention_bias=True, hidden_act="gelu",
+                                     tie_word_embeddings=True, rms_norm_eps=0.05, eos_token_id=2,
+                                     **YARN),
+    }
+
+
+def qwen2_moe() -> dict:
+    return {
+        "plain": hf.Qwen2MoeConfig(**GROUPED, num_experts=6, num_experts_per_tok=3,
+                                   moe_intermediate_size=40, shared_expert_intermediate_size=56,
+                                   rms_norm_eps=1e-2, **rope(1000000.0)),
+        "layers": hf.Qwen2MoeConfig(**SMALL, num_experts=5, num_experts_per_tok=1,
+                                    moe_intermediate_size=24, shared_expert_intermediate_size=32,
+                                    norm_topk_prob=True, qkv_bias=False, mlp_only_layers=[1],
+                                    use_sliding_window=True, sliding_window=6, max_window_layers=3,
+                                    hidden_act="gelu", tie_word_embeddings=True, rms_norm_eps=0.05,
+                                    **YARN),
+    }
+
+
+def qwen3_moe() -> dict:
+    return {
+        "plain": hf.Qwen3MoeConfig(**GROUPED, head_dim=24, num_experts=6, num_experts_per_tok=3,
+                                   moe_intermediate_size=40, rms_norm_eps=1e-2, **rope(1000000.0)),
+        "layers": hf.Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=5, num_experts_per_tok=2,
+                                    moe_intermediate_size=24, norm_topk_prob=True,
+                                    decoder_sparse_step=2, mlp_only_layers=[3],
+                                    use_sliding_window=True, sliding_window=6, attention_bias=True,
+                                    hidden_act="relu", tie_word_embeddings=True, rms_norm_eps=0.05,
+                                    **YARN),
+    }
+
+
 def bert() -> dict:
     return {
         "plain": hf.BertConfig(**DECODER, layer_norm_eps=1e-2),
@@ -335,7 +383,8 @@ def vit() -> dict:
 
 
 DECODERS = [llama, mistral, qwen2, qwen3, phi3, stablelm, gpt2, gpt_neox, gemma, gemma2,
-            gemma3_text, gemma3, olmo2, olmo3, starcoder2, cohere2, granite, glm4, smollm3]
+            gemma3_text, gemma3, olmo2, olmo3, starcoder2, cohere2, granite, glm4, smollm3,
+            mixtral, olmoe, qwen2_moe, qwen3_moe]
 TEXT_ENCODERS = [bert, roberta, xlm_roberta, camembert, electra, distilbert, modernbert]
 ROBERTAS = {"roberta", "xlm-roberta", "camembert"}  # which count positions from their padding on
 # Encoders that are saved with a head, as most published ones are: their tensors have a prefix.
@@ -350,7 +399,7 @@ WITH_HEAD = {
 
 
 def cases() -> dict:
-    """Name -> (kind, config). Names are those of the family, which may have hyphens, and a variant."""
+    """Name -> (kind, config). Names are those of a family, perhaps with hyphens, and a variant."""
     return {f"{config.model_type}-{variant}": (kind, config)
             for kind, families in (("decoder", DECODERS), ("text_encoder", TEXT_ENCODERS),
                                    ("image_encoder", [vit]))
@@ -366,10 +415,12 @@ def auto_class(name: str, kind: str) -> type:
 # What models of any family have, and what changes no number.
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "max_position_embeddings", "n_embd", "n_layer", "n_head",
-         "n_positions", "dim", "hidden_dim", "n_heads", "n_layers", "pooler_output_size"}
+         "num_local_experts", "num_experts", "n_positions", "dim", "hidden_dim", "n_heads",
+         "n_layers", "pooler_output_size"}
 IMAGES = {"vision_config", "mm_tokens_per_image"}
 INERT = {*IMAGES, "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",
-         "cls_token_id", "sep_token_id", "transformers_version", "architectures", "dtype", "model_type",
+         "cls_token_id", "sep_token_id", "transformers_version", "architectures", "dtype",
+         "model_type",
          "_sliding_window_pattern"}
 
 

@@ -27,6 +27,7 @@ def activations(field: str, *others: str) -> list:
 EIGHT_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # of the same matrices
 GATED = ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "swish"]
 PLAIN = ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"]
+ROUTER_LOSS = [{"router_aux_loss_coef": 0.5}, {"output_router_logits": True}]
 
 # Of these Python says what happens.
 EVALUATED = {
@@ -311,6 +312,36 @@ EVALUATED = {
         {"use_sliding_window": False, "layer_types": DELETED, "sliding_window": None},
         {f"{NEW_ROPE}.factor": 2.0},
     ],
+    "mixtral-window": [
+        *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"sliding_window": 12},
+        {"sliding_window": None}, {f"{NEW_ROPE}.rope_theta": 100.0}, old_rope(),
+        {"num_experts_per_tok": 3}, *ROUTER_LOSS, EIGHT_HEADS,
+    ],
+    "olmoe-plain": [
+        *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"norm_topk_prob": True},
+        {"num_experts_per_tok": 1}, {f"{NEW_ROPE}.rope_theta": 100.0}, *ROUTER_LOSS,
+    ],
+    "olmoe-normalized": [{"norm_topk_prob": False}, {f"{NEW_ROPE}.factor": 2.0}],
+    "qwen2_moe-plain": [
+        *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"norm_topk_prob": True},
+        {"num_experts_per_tok": 6}, {f"{NEW_ROPE}.rope_theta": 100.0}, *ROUTER_LOSS,
+        {"use_sliding_window": True, "sliding_window": 6, "layer_types": DELETED},
+        {"use_sliding_window": True, "sliding_window": 6, "layer_types": DELETED,
+         "max_window_layers": 2}, {"max_window_layers": 1}, {"layer_types": DELETED}, EIGHT_HEADS,
+    ],
+    "qwen2_moe-layers": [
+        {"sliding_window": 11}, {"layer_types": [LOCAL, LOCAL, GLOBAL, GLOBAL]},
+        {"layer_types": DELETED, "max_window_layers": 1},
+        {"use_sliding_window": False, "layer_types": DELETED},
+    ],
+    "qwen3_moe-plain": [
+        *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"norm_topk_prob": True},
+        {"num_experts_per_tok": 2}, {f"{NEW_ROPE}.rope_theta": 100.0}, *ROUTER_LOSS,
+        {"use_sliding_window": True, "sliding_window": 6}, {"sliding_window": 6},
+        {"num_local_experts": DELETED, "num_experts": 6}, {"max_window_layers": 1},
+        {"mlp_only_layers": None},
+    ],
+    "qwen3_moe-layers": [{"sliding_window": 11}, {"use_sliding_window": False}],
     "bert-plain": [
         *activations("hidden_act", *PLAIN), {"layer_norm_eps": 0.3}, {"num_attention_heads": 8},
         {"hidden_dropout_prob": 0.3}, {"attention_probs_dropout_prob": 0.3},
@@ -382,7 +413,7 @@ OUT_OF_RANGE = [{"hidden_size": 0}, {"hidden_size": -64}, {"num_hidden_layers": 
                 {"intermediate_size": 0}, {f"{NEW_ROPE}.rope_theta": 0.0}, {"head_dim": 15}]
 # Published under the names of models that load_pretrained reads, but other models.
 OTHER_MODELS = [{"model_type": name} for name in (
-    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "gpt_oss", "deepseek_v3", "llama4",
+    "dbrx", "granitemoe", "phimoe", "gpt_oss", "deepseek_v3", "llama4",
     "gemma3n", "t5", "no such model", "", 5, None, DELETED)]
 CONTRADICTIONS = {  # the weights have other shapes, or others are needed
     "llama-plain": [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"head_dim": 8},
@@ -414,6 +445,15 @@ CONTRADICTIONS = {  # the weights have other shapes, or others are needed
     "glm4-plain": [{"num_key_value_heads": 4}, {"head_dim": 16}, {"attention_bias": False}],
     "glm4-unbiased": [{"attention_bias": True}],
     "smollm3-plain": [{"num_key_value_heads": 4}, {"attention_bias": True}, {"mlp_bias": True}],
+    "mixtral-window": [{"num_key_value_heads": 4}, {"num_local_experts": 5}],
+    "olmoe-plain": [{"num_key_value_heads": 4}, {"attention_bias": True}, {"num_experts": 7}],
+    "qwen2_moe-plain": [{"num_key_value_heads": 4}, {"qkv_bias": False}, {"num_experts": 5},
+                        {"shared_expert_intermediate_size": 40}, {"mlp_only_layers": [2]},
+                        {"decoder_sparse_step": 2}],
+    "qwen3_moe-plain": [{"num_key_value_heads": 4}, {"attention_bias": True},
+                        {"num_local_experts": 7}, {"mlp_only_layers": [0, 1]},
+                        {"decoder_sparse_step": 3}],
+    "qwen3_moe-layers": [{"attention_bias": False}, {"mlp_only_layers": []}],
     "bert-plain": [{"max_position_embeddings": 127}, {"type_vocab_size": 3}],
     "roberta-plain": [{"max_position_embeddings": 127}, {"type_vocab_size": 2}],
     "xlm-roberta-plain": [{"max_position_embeddings": 127}, {"type_vocab_size": 2}],
@@ -474,6 +514,12 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
                       {"residual_multiplier": "0.2"}, {"attention_multiplier": None}],
     "glm4-plain": [{"partial_rotary_factor": 0.25}],  # transformers takes that of rope_parameters
     "smollm3-plain": [{"no_rope_layers": [1, 0]}, {"no_rope_layers": [1, 2, 0]}],
+    "mixtral-window": [{"router_jitter_noise": 0.1}, {"num_experts_per_tok": 7},
+                       {"num_local_experts": 0}],
+    "olmoe-plain": [{"clip_qkv": 0.5}, {"norm_topk_prob": 1}],
+    "qwen2_moe-plain": [{"decoder_sparse_step": 0}, {"mlp_only_layers": [3]}],
+    "qwen3_moe-plain": [{"mlp_only_layers": [-1]}, {"mlp_only_layers": 1},
+                        {"num_experts": 5}],
     "bert-plain": [{"is_decoder": True}, {"add_cross_attention": True},
                    {"position_embedding_type": "relative_key"}],
     "roberta-plain": [{"is_decoder": True}, {"position_embedding_type": "relative_key_query"}],

@@ -64,6 +64,10 @@ void visit_layers(const Visit& visit) {
   visit("RMSNorm", RMSNorm(E), x, kSelf);
   visit("layer_norm", Norm(NormOptions(E)), x, kSelf);
   visit("FeedForward", FeedForward(FeedForwardOptions(E).dropout(0.1)), x, kSelf);
+  const auto expert = FeedForwardOptions(E).hidden_dim(24).activation(Activation::swiglu);
+  visit("MixtureOfExperts",
+        MixtureOfExperts(MixtureOfExpertsOptions(expert, 4, 2).shared(expert).shared_gate(true)), x,
+        kSelf);
   visit("PositionEmbedding", PositionEmbedding(PositionEmbeddingOptions(E)), x, kSelf);
   visit("RelativePositionBias", RelativePositionBias(H), x,
         [](auto& bias, const at::Tensor& input) {

@@ -30,12 +30,16 @@ const std::map<std::string, ReadFamily>& families() {
       {"granite", read_granite},
       {"llama", read_llama},
       {"mistral", read_mistral},
+      {"mixtral", read_mixtral},
       {"modernbert", read_modernbert},
       {"olmo2", read_olmo2},
       {"olmo3", read_olmo3},
+      {"olmoe", read_olmoe},
       {"phi3", read_phi3},
       {"qwen2", read_qwen2},
+      {"qwen2_moe", read_qwen2_moe},
       {"qwen3", read_qwen3},
+      {"qwen3_moe", read_qwen3_moe},
       {"roberta", read_roberta},
       {"smollm3", read_smollm3},
       {"stablelm", read_stablelm},
@@ -77,13 +81,9 @@ bool is_mixture(const std::string& family) {
                                                  "minimax",
                                                  "minimax_m2",
                                                  "mistral4",
-                                                 "mixtral",
                                                  "nllb-moe",
-                                                 "olmoe",
                                                  "phimoe",
-                                                 "qwen2_moe",
                                                  "qwen3_5_moe",
-                                                 "qwen3_moe",
                                                  "qwen3_next",
                                                  "solar_open",
                                                  "switch_transformers"};
@@ -96,7 +96,7 @@ ReadFamily find_family(const Config& config) {
   const auto found = families().find(type);
   if (found != families().end()) return found->second;
   if (is_mixture(type)) {
-    config.refuse(kType, "is a mixture of experts, which heed does not have");
+    config.refuse(kType, "is a mixture of experts of a family that is not supported");
   }
   std::vector<std::string> names;
   for (const auto& [name, read] : families()) names.push_back(name);

@@ -46,13 +46,13 @@ TEST_F(PretrainedConfig, IsOneSoundJsonObject) {
 TEST_F(PretrainedConfig, NamesItsFamily) {
   EXPECT_EQ(error_of("{}"), "model_type must be there");
   EXPECT_EQ(error_of(R"({"model_type": null})"), "model_type null must be a string");
-  EXPECT_EQ(error("mixtral", ""),
-            R"(model_type "mixtral" is a mixture of experts, which heed does not have)");
+  EXPECT_EQ(error("dbrx", ""),
+            R"(model_type "dbrx" is a mixture of experts of a family that is not supported)");
   EXPECT_EQ(error("opt", ""),
             R"(model_type "opt" is not supported (bert, camembert, cohere2, distilbert, electra, )"
             "gemma, gemma2, gemma3, gemma3_text, glm4, gpt2, gpt_neox, granite, llama, mistral, "
-            "modernbert, olmo2, olmo3, phi3, qwen2, qwen3, roberta, smollm3, stablelm, starcoder2, "
-            "vit, xlm-roberta)");
+            "mixtral, modernbert, olmo2, olmo3, olmoe, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, "
+            "roberta, smollm3, stablelm, starcoder2, vit, xlm-roberta)");
 }
 
 TEST_F(PretrainedConfig, HasValuesOfItsFieldsTypes) {

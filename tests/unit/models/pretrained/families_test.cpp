@@ -208,6 +208,52 @@ TEST_F(PretrainedFamily, Gemma) {
   }
 }
 
+TEST_F(PretrainedFamily, MixturesOfExperts) {
+  const auto experts = [&](const std::string& type, const std::string& fields = "") {
+    return std::get<MixtureOfExpertsOptions>(block(type, fields).feed_forward_layer());
+  };
+  const auto mixtral = experts("mixtral");
+  EXPECT_EQ(mixtral.expert_num(), 8);
+  EXPECT_EQ(mixtral.top_k(), 2);
+  EXPECT_TRUE(mixtral.normalize());
+  EXPECT_EQ(mixtral.expert().hidden_dim(), 14336);
+  EXPECT_EQ(block("mixtral").attention().rotary()->base(), 1e6);
+  EXPECT_EQ(windows("mixtral", R"("sliding_window": 9,)"), Windows({9}));
+  const auto olmoe = experts("olmoe");
+  EXPECT_EQ(olmoe.expert_num(), 64);
+  EXPECT_EQ(olmoe.top_k(), 8);
+  EXPECT_FALSE(olmoe.normalize());
+  EXPECT_TRUE(block("olmoe").attention().qk_norm()->across_heads());
+  const auto qwen2 = experts("qwen2_moe");
+  EXPECT_EQ(qwen2.shared()->hidden_dim(), 5632);
+  EXPECT_TRUE(qwen2.shared_gate());
+  EXPECT_EQ(qwen2.expert().hidden_dim(), 1408);
+  EXPECT_EQ(windows("qwen2_moe", R"("num_hidden_layers": 4, "use_sliding_window": true,
+      "sliding_window": 5, "max_window_layers": 2,)"),
+            Windows({5, kNone, kNone, kNone}));
+  const auto qwen3 = experts("qwen3_moe", R"("norm_topk_prob": true, "num_local_experts": 16,)");
+  EXPECT_TRUE(qwen3.normalize());
+  EXPECT_EQ(qwen3.expert_num(), 16);
+  EXPECT_EQ(windows("qwen3_moe", R"("num_hidden_layers": 2, "use_sliding_window": true,)"),
+            Windows({4096, 4096}));
+}
+
+TEST_F(PretrainedFamily, MixturesOfExpertsAreRefusedWhereTheyDiffer) {
+  EXPECT_EQ(error("mixtral", R"("num_experts_per_tok": 9,)"),
+            "num_experts_per_tok 9 must be at most the number of experts (8)");
+  EXPECT_EQ(error("qwen3_moe", R"("num_experts": 8, "num_local_experts": 9,)"),
+            "num_experts 8 must equal num_local_experts (9)");
+  EXPECT_EQ(error("qwen3_moe", R"("mlp_only_layers": [24],)"),
+            "mlp_only_layers [24] must be below num_hidden_layers (24)");
+  EXPECT_EQ(error("qwen3_moe", R"("decoder_sparse_step": 0,)"),
+            "decoder_sparse_step 0 must be a whole number from 1 to 2147483647");
+  EXPECT_EQ(error("mixtral", R"("router_jitter_noise": 0.1,)"),
+            "router_jitter_noise 0.1 is not supported (0.0, 0)");
+  EXPECT_EQ(error("olmoe", R"("clip_qkv": 8.0,)"), "clip_qkv 8.0 is not supported (null)");
+  EXPECT_EQ(error("qwen2_moe", R"("num_hidden_layers": 1, "layer_types": ["sliding_attention"],)"),
+            "use_sliding_window must be true for layers with sliding_attention");
+}
+
 TEST_F(PretrainedFamily, Gemma2) {
   const auto gemma = decoder("gemma2", R"("num_hidden_layers": 3,)");
   EXPECT_EQ(gemma.softcap(), 30.0);

@@ -61,13 +61,14 @@ class PretrainedNames : public PretrainedFiles {
     const auto path = (directory_ / "model.safetensors").string();
     save_weights(theirs_, path);
     static const std::map<std::string, std::string> others = {
-        {"mistral", "llama()"},      {"gemma", "llama()"},
-        {"smollm3", "llama()"},      {"qwen2", "llama()"},
-        {"qwen3", "llama()"},        {"gemma3_text", "gemma2()"},
-        {"stablelm", "llama()"},     {"gpt_neox", "gpt_neox(heads)"},
-        {"granite", "llama()"},      {"cohere2", "llama()"},
-        {"olmo3", "olmo2()"},        {"camembert", "roberta()"},
-        {"xlm-roberta", "roberta()"}};
+        {"mistral", "llama()"},       {"gemma", "llama()"},
+        {"smollm3", "llama()"},       {"qwen2", "llama()"},
+        {"qwen3", "llama()"},         {"gemma3_text", "gemma2()"},
+        {"stablelm", "llama()"},      {"gpt_neox", "gpt_neox(heads)"},
+        {"granite", "llama()"},       {"cohere2", "llama()"},
+        {"olmo3", "olmo2()"},         {"camembert", "roberta()"},
+        {"xlm-roberta", "roberta()"}, {"olmoe", "qwen3_moe()"},
+        {"qwen2_moe", "qwen3_moe()"}};
     const auto found = others.find(type);
     const auto map = found == others.end() ? type + "()" : found->second;
     const auto error = value_error([&] { load_weights(model, path); });
@@ -224,6 +225,42 @@ TEST_F(PretrainedNames, OfGemma3) {
       expect_reads<Decoder, DecoderOptions>("gemma3", fields, *file);
     }
   }
+}
+
+TEST_F(PretrainedNames, OfMixturesOfExperts) {
+  const auto fields = std::string(kSizes) + kGroups + R"("num_experts": 2, "num_experts_per_tok": 1,
+      "tie_word_embeddings": false,)";
+  const Names outer = {"model.embed_tokens", "model.norm", "lm_head"};
+  const Names attention = {"input_layernorm",  "post_attention_layernorm", "self_attn.q_proj",
+                           "self_attn.k_proj", "self_attn.v_proj",         "self_attn.o_proj"};
+  const Names qk_norms = {"self_attn.q_norm", "self_attn.k_norm"};
+  const auto parts_of = [](const std::string& prefix, const Names& parts) {
+    Names names;
+    for (const auto& part : parts) names.push_back(prefix + part);
+    return names;
+  };
+  const Names mlp = {"gate_proj", "up_proj", "down_proj"};
+  const auto experts =
+      Names{"mlp.gate"} + parts_of("mlp.experts.0.", mlp) + parts_of("mlp.experts.1.", mlp);
+  const auto expect = [&](const std::string& type, const std::string& own, const Names& first,
+                          const Names& second) {
+    expect_decoder_names(type, fields + own, names_of("model.layers", outer, first, second));
+  };
+  const Names w = {"w1", "w2", "w3"};
+  const auto mixtral = attention + Names{"block_sparse_moe.gate"} +
+                       parts_of("block_sparse_moe.experts.0.", w) +
+                       parts_of("block_sparse_moe.experts.1.", w);
+  expect("mixtral", "", mixtral, mixtral);
+  const auto whole = attention + qk_norms + experts;
+  expect("olmoe", "", whole, whole);
+  expect("qwen3_moe", "", whole, whole);
+  expect("qwen3_moe", R"("mlp_only_layers": [0],)", attention + qk_norms + parts_of("mlp.", mlp),
+         whole);
+  expect("qwen3_moe", R"("decoder_sparse_step": 2,)", attention + qk_norms + parts_of("mlp.", mlp),
+         whole);
+  const auto shared =
+      attention + experts + parts_of("mlp.shared_expert.", mlp) + Names{"mlp.shared_expert_gate"};
+  expect("qwen2_moe", R"("qkv_bias": false,)", shared, shared);
 }
 
 TEST_F(PretrainedNames, OfGptNeoX) {
