@@ -227,7 +227,7 @@ def granite() -> dict:
                                   residual_multiplier=0.22, attention_multiplier=0.125,
                                   tie_word_embeddings=True, rms_norm_eps=1e-2, **rope(10000.0)),
         "biases": hf.GraniteConfig(**SMALL, embedding_multiplier=2.5, logits_scaling=0.6,
-                                   residual_multiplier=1.7, attention_multiplier=0.4,
+                                   residual_multiplier=1.3, attention_multiplier=0.2,
                                    attention_bias=True, mlp_bias=True, hidden_act="gelu",
                                    rms_norm_eps=0.05, **YARN),
     }
