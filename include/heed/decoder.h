@@ -38,6 +38,8 @@ struct HEED_API DecoderOptions {
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
   /// Factor on the token embeddings, finite and not 0, rounded to their dtype; Gemma's is sqrt(E).
   HEED_NUMBER_ARG(double, embedding_scale) = 1.0;
+  /// Factor on the next token's scores, before the softcap; finite and not 0, and 1 without a head.
+  HEED_NUMBER_ARG(double, scores_scale) = 1.0;
   /// Limits the next token's scores: softcap * tanh(score / softcap). None by default, and without
   /// a head.
   HEED_NUMBER_ARG(std::optional<double>, softcap) = std::nullopt;
@@ -97,8 +99,8 @@ class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
   ///
   /// targets [B, L], int64, are shifted already: targets[b][i] is the token that follows
   /// tokens[b][i], or loss_options.ignore_index(). The labels of transformers are not shifted.
-  /// The softcap is the decoder's. Returns [], or [B, L] without reduction. With a parallelized
-  /// decoder, every process calls it with the same tokens and targets.
+  /// The scores_scale and the softcap are the decoder's. Returns [], or [B, L] without reduction.
+  /// With a parallelized decoder, every process calls it with the same tokens and targets.
   /// Throws c10::ValueError as `forward` and `linear_cross_entropy` do, when there is no head, when
   /// loss_options have a bias or a softcap, and, on the CPU, when the targets are the tokens
   /// themselves.

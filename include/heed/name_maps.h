@@ -144,8 +144,8 @@ HEED_API NameMap in_proj();       ///< torch.nn.MultiheadAttention: MultiHeadAtt
 HEED_API NameMap in_proj_separate();
 
 /// Hugging Face's LlamaForCausalLM and the corresponding classes of Mistral, Qwen2, Qwen3,
-/// StableLM, Gemma and SmolLM3: Decoder. The values of the options are in the checkpoint's
-/// configuration.
+/// StableLM, Gemma, SmolLM3, Granite and Cohere2: Decoder. The values of the options are in the
+/// checkpoint's configuration.
 HEED_API NameMap llama();
 /// Like `llama`, with mixtures of experts: MixtralForCausalLM.
 HEED_API NameMap mixtral();
@@ -156,15 +156,23 @@ HEED_API NameMap qwen3_moe();
 HEED_API NameMap phi3();
 /// Like `llama`, with norms on both sides of each layer: Gemma2ForCausalLM and Gemma3ForCausalLM.
 HEED_API NameMap gemma2();
-/// Like `llama`, with norms after each layer: Olmo2ForCausalLM.
+/// The text model of Gemma3ForConditionalGeneration, whose vision tower is left out.
+HEED_API NameMap gemma3();
+/// Like `llama`, with norms after each layer: Olmo2ForCausalLM and Olmo3ForCausalLM.
 HEED_API NameMap olmo2();
+/// Like `llama`, with a feed-forward layer without a gate: Starcoder2ForCausalLM.
+HEED_API NameMap starcoder2();
+/// Like `llama`, with norms on both sides of each layer and a packed gate: Glm4ForCausalLM.
+HEED_API NameMap glm4();
 /// Hugging Face's GPTNeoXForCausalLM, whose blocks have so many heads: Decoder.
 HEED_API NameMap gpt_neox(int64_t heads);
 /// Hugging Face's GPT2LMHeadModel: Decoder with learned positions and gelu_tanh.
 HEED_API NameMap gpt2();
 /// Hugging Face's BertModel, alone or in a model with a head, which is left out: TextEncoder.
 HEED_API NameMap bert();
-HEED_API NameMap roberta();     ///< the same of RobertaModel
+/// RobertaModel, XLMRobertaModel and CamembertModel, likewise.
+HEED_API NameMap roberta();
+HEED_API NameMap electra();     ///< the same of ElectraModel
 HEED_API NameMap distilbert();  ///< the same of DistilBertModel
 HEED_API NameMap modernbert();  ///< the same of ModernBertModel
 /// Hugging Face's ViTModel, alone or in a model with a head, which is left out: ImageEncoder.

@@ -51,7 +51,8 @@ struct HEED_API PretrainedOptions {
 /// effect must be understood.
 ///
 /// Memory is taken for the parameters once, and not before all names and shapes of the file fit
-/// config.json. Heads, and poolers, that `Model` does not have are left out.
+/// config.json. Heads that `Model` does not have, poolers and vision towers are left
+/// out.
 ///
 /// @code
 /// auto reranker = heed::load_pretrained<heed::SequenceClassifier>("ms-marco-MiniLM-L6-v2");
@@ -79,9 +80,10 @@ Model make_model(const std::string& path);
 /// Writes the model to `folder`, which is made if it is missing, as config.json and
 /// model.safetensors, which transformers reads. `source` is the folder, or the config.json, that
 /// the model was made from: its fields are copied, with the model's dtype. `folder` may be
-/// `source`. `architectures` becomes that of the model's head, if it is not the Decoder's own. Each
-/// of the two files is written completely or not at all.
-/// Throws c10::ValueError when `source` describes another model, and when a file cannot be written.
+/// `source`, unless this describes a vision tower too: then only the model's own fields are copied.
+/// `architectures` becomes that of the model's head, if it is not the Decoder's own. Each of the
+/// two files is written completely or not at all. Throws c10::ValueError when `source` describes
+/// another model, and when a file cannot be written.
 template <typename Model>
 void save_pretrained(const Model& model, const std::string& folder, const std::string& source);
 

@@ -5,6 +5,7 @@
 #include <heed/position_embedding.h>
 #include <heed/transformer.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 #include <optional>
 #include <ostream>
@@ -21,6 +22,9 @@ struct HEED_API TextEncoderOptions {
   HEED_NUMBER_ARG(int64_t, vocab_size);
   /// Options of the stack of blocks.
   TORCH_ARG(EncoderOptions, stack);
+  /// The size of the embeddings, which a Linear projects to E after their norm. E by default, and
+  /// then there is no projection. Clark et al. 2020 (arXiv:2003.10555).
+  HEED_NUMBER_ARG(std::optional<int64_t>, embedding_dim) = std::nullopt;
   /// Position embedding that is added to the token embeddings; none by default.
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
   /// A token that takes no position, as in RoBERTa: positions count the other tokens, from
@@ -49,7 +53,8 @@ struct HEED_API TextEncoderOptions {
 ///
 /// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
 /// type_embedding, an Embedding(type_vocab_size, E), if there are types; embedding_norm, if there
-/// is one; stack, an Encoder.
+/// is one; stack, an Encoder. If options.embedding_dim() is another size than E, the embeddings
+/// have it, and embedding_projection is a Linear(embedding_dim, E).
 class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -71,11 +76,12 @@ class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
 
   /// The options given at construction.
   TextEncoderOptions options;
-  torch::nn::Embedding token_embedding{nullptr};  ///< [V, E]
-  PositionEmbedding position_embedding{nullptr};  ///< empty unless options.positions()
-  torch::nn::Embedding type_embedding{nullptr};   ///< empty unless options.type_vocab_size()
-  Norm embedding_norm{nullptr};                   ///< empty unless options.embedding_norm()
-  Encoder stack{nullptr};                         ///< the blocks
+  torch::nn::Embedding token_embedding{nullptr};    ///< [V, E] or [V, options.embedding_dim()]
+  PositionEmbedding position_embedding{nullptr};    ///< empty unless options.positions()
+  torch::nn::Embedding type_embedding{nullptr};     ///< empty unless options.type_vocab_size()
+  Norm embedding_norm{nullptr};                     ///< empty unless options.embedding_norm()
+  torch::nn::Linear embedding_projection{nullptr};  ///< empty if the embeddings have size E
+  Encoder stack{nullptr};                           ///< the blocks
 
  protected:
   HEED_DEFAULT_ARGS(1, TransformerInputs, std::optional<at::Tensor>);

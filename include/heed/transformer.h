@@ -95,6 +95,8 @@ struct HEED_API TransformerBlockOptions {
   TORCH_ARG(bool, norm_bias) = true;
   /// Whether every rms_norm multiplies by 1 + weight; see NormOptions.
   TORCH_ARG(bool, norm_unit_offset) = false;
+  /// Factor on the output of each layer before it is added to the layer's input; finite and not 0.
+  HEED_NUMBER_ARG(double, residual_scale) = 1.0;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
   HEED_NUMBER_ARG(double, dropout) = 0.0;
   /// Probability in [0, 1) of dropping an element of the feed-forward layer's output, in training

@@ -29,6 +29,17 @@ namespace {
 
 constexpr auto kDecoder = "Decoder";
 
+void check_factor(const char* name, double factor) {
+  HEED_CHECK(std::isfinite(factor) && factor != 0.0, "{}: {} ({}) must be finite and not 0",
+             kDecoder, name, factor);
+}
+
+/// The input of the head for x [B, L, E]. It is scaled in place of the scores, which have more
+/// elements; the head has no bias.
+at::Tensor head_input(const at::Tensor& x, const DecoderOptions& options) {
+  return options.scores_scale() == 1.0 ? x : x * options.scores_scale();
+}
+
 /// The positions of the tokens that are appended next: [L] or [B, L]. Padding behind the `counts`
 /// of a sequence gets the position of its last token, so that none is beyond the longest sequence.
 at::Tensor positions_of(const KVCache& cache, const at::Tensor& tokens, at::IntArrayRef counts) {
@@ -114,10 +125,12 @@ void DecoderImpl::reset() {
   detail::check_positive(kDecoder, "emb_dim", attention.emb_dim());
   detail::check_probability(kDecoder, "dropout", options.dropout());
   check_causal(options.stack());
-  HEED_CHECK(std::isfinite(options.embedding_scale()) && options.embedding_scale() != 0.0,
-             "{}: embedding_scale ({}) must be finite and not 0", kDecoder,
-             options.embedding_scale());
+  check_factor("embedding_scale", options.embedding_scale());
+  check_factor("scores_scale", options.scores_scale());
   const auto softcap = options.softcap();
+  HEED_CHECK(options.scores_scale() == 1.0 || options.head(),
+             "{}: scores_scale ({}) must not be given without a head", kDecoder,
+             options.scores_scale());
   HEED_CHECK(!softcap || options.head(), "{}: softcap ({}) must not be given without a head",
              kDecoder, softcap.value_or(0.0));
   HEED_CHECK(!softcap || (std::isfinite(*softcap) && *softcap > 0.0),
@@ -154,6 +167,7 @@ void DecoderImpl::pretty_print(std::ostream& stream) const {
     printer.show("head", false);
   }
   printer.option("embedding_scale", options.embedding_scale(), 1.0)
+      .option("scores_scale", options.scores_scale(), 1.0)
       .option("softcap", options.softcap())
       .option("dropout", options.dropout(), 0.0);
 }
@@ -179,7 +193,7 @@ at::Tensor DecoderImpl::plain_scores(const at::Tensor& x, const detail::TiedWeig
 
 at::Tensor DecoderImpl::scores(const at::Tensor& x, const detail::TiedWeight& weight) const {
   if (!options.head()) return x;
-  const auto plain = plain_scores(x, weight);
+  const auto plain = plain_scores(head_input(x, options), weight);
   const auto& cap = options.softcap();
   return cap ? *cap * at::tanh(plain / *cap) : plain;
 }
@@ -201,7 +215,8 @@ at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets
   with_softcap.softcap(options.softcap());
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
   const auto weight = tied_weight();
-  const auto x = stack.ptr()->forward(embed(tokens, positions, weight), inputs);
+  const auto x =
+      head_input(stack.ptr()->forward(embed(tokens, positions, weight), inputs), options);
   const auto loss = head ? detail::loss_of_head(head, x, targets, with_softcap)
                          : weight.loss(x, targets, with_softcap);
   return loss_options.reduction() == LossReduction::none ? loss.view_as(targets) : loss;

@@ -284,11 +284,41 @@ std::string described(const torch::nn::Module& model) {
   return std::regex_replace(text.str(), training, "");
 }
 
-/// The text of a config.json with its dtype replaced and, unless `end` is empty, the end of its
-/// architecture.
-std::string with_changes(const std::string& config, at::ScalarType dtype, std::string_view end) {
+/// The fields of a config.json or, if it describes the model beside others, those of a folder of
+/// the model's own.
+nlohmann::ordered_json own_fields(const std::string& config, const Blueprint& blueprint) {
   const detail::Bytes bytes(config);
   auto fields = nlohmann::ordered_json::parse(bytes.text(0, bytes.size()));
+  const auto& part = blueprint.part;
+  if (!part) return fields;
+  auto own = fields.contains(part->field) ? fields[part->field] : nlohmann::ordered_json();
+  own["model_type"] = part->model_type;
+  own["tie_word_embeddings"] = part->tied_head;
+  return own;
+}
+
+/// Throws if a model would be saved in place of the others that its config.json describes.
+void check_keeps_others(const std::string& folder, const std::string& config,
+                        const Blueprint& blueprint) {
+  if (!blueprint.part) return;
+  std::error_code error;  // where there is no such file, it is another one
+  const bool is_source = std::filesystem::equivalent(folder + "/config.json", config, error);
+  HEED_CHECK(error || !is_source,
+             "folder ({}) must be another folder than that of {}, which describes other models too",
+             folder, config);
+}
+
+/// The names of a saved model's weights. Packed weights have heed's names.
+NameMap saved_names(const torch::nn::Module& model, const Blueprint& blueprint) {
+  if (detail::has_packed_weights(model)) return NameMap();
+  return blueprint.part ? blueprint.part->names : blueprint.names;
+}
+
+/// The text of a saved model's config.json, with its dtype and, unless `end` is empty, another end
+/// of its architecture.
+std::string saved_config(const std::string& config, const Blueprint& blueprint,
+                         at::ScalarType dtype, std::string_view end) {
+  auto fields = own_fields(config, blueprint);
   const auto name = detail::pytorch_name(dtype).substr(std::string_view("torch.").size());
   for (const auto* field : {"dtype", "torch_dtype"}) {
     if (fields.contains(field)) fields[field] = name;
@@ -376,7 +406,8 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
     if constexpr (std::is_same_v<Model, Decoder>) {
       if (!model->options.head()) {
         detail::remove_head(blueprint);
-        blueprint.names = detail::without_prefix(blueprint.names, blueprint.prefix);
+        auto& names = blueprint.part ? blueprint.part->names : blueprint.names;
+        names = detail::without_prefix(names, blueprint.prefix);
         end = "Model";
       }
     }
@@ -384,13 +415,13 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
     HEED_CHECK(described(*model) == described(*skeleton),
                "{} must describe the model: their options differ", config);
-    const auto text = with_changes(config, dtype, end);
+    check_keeps_others(folder, config, blueprint);
+    const auto text = saved_config(config, blueprint, dtype, end);
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     HEED_CHECK(!error, "folder ({}) cannot be made: {}", folder, error.message());
-    save_weights(
-        *model, folder + "/model.safetensors",
-        SaveOptions().name_map(detail::has_packed_weights(*model) ? NameMap() : blueprint.names));
+    save_weights(*model, folder + "/model.safetensors",
+                 SaveOptions().name_map(saved_names(*model, blueprint)));
     write(folder + "/config.json", text);
   });
 }

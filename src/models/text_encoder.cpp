@@ -8,6 +8,7 @@
 #include "models/norm_options.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/embedding.h"
+#include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -31,8 +32,10 @@ TextEncoderImpl::TextEncoderImpl(const TextEncoderOptions& options) : options(op
 void TextEncoderImpl::reset() {
   const auto& block = options.stack().block();
   const auto width = block.attention().emb_dim();
+  const auto embedding_dim = options.embedding_dim().value_or(width);
   detail::check_positive(kTextEncoder, "vocab_size", options.vocab_size());
   detail::check_positive(kTextEncoder, "emb_dim", width);
+  detail::check_positive(kTextEncoder, "embedding_dim", embedding_dim);
   detail::check_probability(kTextEncoder, "dropout", options.dropout());
   detail::check_not_negative(kTextEncoder, "type_vocab_size", options.type_vocab_size());
   if (const auto padding = options.padding_token()) {
@@ -40,20 +43,25 @@ void TextEncoderImpl::reset() {
                "{}: padding_token ({}) must be at least 0 and below vocab_size ({})", kTextEncoder,
                *padding, options.vocab_size());
   }
-  token_embedding =
-      register_module("token_embedding", detail::make_embedding(options.vocab_size(), width));
+  token_embedding = register_module("token_embedding",
+                                    detail::make_embedding(options.vocab_size(), embedding_dim));
   if (const auto& positions = options.positions()) {
-    HEED_CHECK(positions->emb_dim() == width,
-               "{}: positions emb_dim ({}) must equal attention emb_dim ({})", kTextEncoder,
-               positions->emb_dim(), width);
+    HEED_CHECK(positions->emb_dim() == embedding_dim,
+               "{}: positions emb_dim ({}) must equal {} ({})", kTextEncoder, positions->emb_dim(),
+               options.embedding_dim() ? "embedding_dim" : "attention emb_dim", embedding_dim);
     position_embedding = register_module("position_embedding", PositionEmbedding(*positions));
   }
   if (options.type_vocab_size() > 0) {
-    type_embedding =
-        register_module("type_embedding", detail::make_embedding(options.type_vocab_size(), width));
+    type_embedding = register_module(
+        "type_embedding", detail::make_embedding(options.type_vocab_size(), embedding_dim));
   }
   if (options.embedding_norm()) {
-    embedding_norm = register_module("embedding_norm", Norm(detail::norm_options(block)));
+    embedding_norm =
+        register_module("embedding_norm", Norm(detail::norm_options(block).dim(embedding_dim)));
+  }
+  if (embedding_dim != width) {
+    embedding_projection =
+        register_module("embedding_projection", detail::make_linear(embedding_dim, width, true));
   }
   stack = register_module("stack", Encoder(options.stack()));
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
@@ -64,12 +72,14 @@ void TextEncoderImpl::reset_parameters() {
   if (position_embedding) position_embedding->reset_parameters();
   if (type_embedding) detail::initialize_embedding(*type_embedding);
   if (embedding_norm) embedding_norm->reset_parameters();
+  if (embedding_projection) detail::initialize_linears(*embedding_projection);
   stack->reset_parameters();
 }
 
 void TextEncoderImpl::pretty_print(std::ostream& stream) const {
   detail::ModulePrinter(stream, kTextEncoder)
       .show("vocab_size", options.vocab_size())
+      .option("embedding_dim", options.embedding_dim())
       .option("padding_token", options.padding_token())
       .option("type_vocab_size", options.type_vocab_size(), int64_t{0})
       .option("embedding_norm", options.embedding_norm(), false)
@@ -108,7 +118,8 @@ at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens, const TransformerInp
     x = position_embedding.ptr()->forward(x, positions_of(tokens, inputs));
   }
   if (embedding_norm) x = embedding_norm.ptr()->forward(x);
-  return detail::drop_out(x, options.dropout(), is_training());
+  x = detail::drop_out(x, options.dropout(), is_training());
+  return embedding_projection ? detail::project(embedding_projection, x) : x;
 }
 
 at::Tensor TextEncoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs,

@@ -4,6 +4,7 @@
 #include <heed/sharded_layers.h>
 #include <torch/nn/modules/dropout.h>
 
+#include <cmath>
 #include <iterator>
 #include <string_view>
 #include <tuple>
@@ -154,6 +155,8 @@ TransformerBlockImpl::TransformerBlockImpl(const TransformerBlockOptions& option
 void TransformerBlockImpl::check_options() const {
   detail::check_probability(kBlock, "dropout", options.dropout());
   detail::check_probability(kBlock, "feed_forward_dropout", feed_forward_dropout());
+  HEED_CHECK(std::isfinite(options.residual_scale()) && options.residual_scale() != 0.0,
+             "{}: residual_scale ({}) must be finite and not 0", kBlock, options.residual_scale());
   const auto width = options.attention().emb_dim();
   const auto* const own_width = emb_dim_of(options.feed_forward_layer());
   HEED_CHECK(own_width == nullptr || *own_width == width,
@@ -254,6 +257,7 @@ void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
       .option("attention_norm", options.attention_norm(), true)
       .option("parallel", options.parallel(), false)
       .option("shared_norm", options.shared_norm(), false)
+      .option("residual_scale", options.residual_scale(), 1.0)
       .show("dropout", options.dropout())
       .option("feed_forward_dropout", options.feed_forward_dropout())
       .option("cross_attention", options.cross_attention(), false);
@@ -263,10 +267,13 @@ double TransformerBlockImpl::feed_forward_dropout() const {
   return options.feed_forward_dropout().value_or(options.dropout());
 }
 
+/// The output of a layer as it is added to the layer's input.
 at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output, double probability) const {
   const bool draws = is_training() && detail::sharing(*attention->fc_q).sequence_parts() > 1;
   const detail::OwnRandomNumbers own(attention->fc_q, output.device(), draws ? probability : 0.0);
-  return detail::drop_out(output, probability, is_training());
+  const auto result = detail::drop_out(output, probability, is_training());
+  const auto scale = options.residual_scale();
+  return scale == 1.0 ? result : result * scale;
 }
 
 template <typename Layer>

@@ -38,8 +38,15 @@ const std::vector<Spelling>& spellings() {
   constexpr auto kDecoder = "a Decoder", kText = "a TextEncoder", kHeads = "a MultiHeadAttention";
   constexpr auto kBoth = "an Encoder with cross-attention", kLatent = "a LatentAttention";
   static const std::vector<Spelling> all = {
+      {"gemma3()",
+       kDecoder,
+       maps::gemma3,
+       {kLlama, "pre_feedforward_layernorm", "language_model"},
+       true},
       {"gemma2()", kDecoder, maps::gemma2, {kLlama, "pre_feedforward_layernorm"}, true},
       {"olmo2()", kDecoder, maps::olmo2, {kLlama, "post_feedforward_layernorm"}, true},
+      {"glm4()", kDecoder, maps::glm4, {kLlama, "post_mlp_layernorm"}, true},
+      {"starcoder2()", kDecoder, maps::starcoder2, {kLlama, "mlp.c_fc"}, true},
       {"phi3()", kDecoder, maps::phi3, {"self_attn.qkv_proj", "mlp.gate_up_proj"}, true},
       {"mixtral()", kDecoder, maps::mixtral, {kLlama, "block_sparse_moe.gate"}, true},
       {"qwen3_moe()", kDecoder, maps::qwen3_moe, {kLlama, "mlp.gate"}, true},
@@ -51,6 +58,7 @@ const std::vector<Spelling>& spellings() {
       {"modernbert()", kText, maps::modernbert, {"attn.Wqkv", "mlp.Wi"}, true},
       {"vit()", "an ImageEncoder", maps::vit, {"attention.attention.query"}, true},
       {"roberta()", kText, maps::roberta, {"attention.self.query", "roberta"}, true},
+      {"electra()", kText, maps::electra, {"attention.self.query", "electra"}, true},
       {"bert()", kText, maps::bert, {"attention.self.query"}, true},
       {"transformer_decoder()", kBoth, maps::transformer_decoder, {kTransformer, kCross}},
       {"transformer_encoder()", "an Encoder", maps::transformer_encoder, {kTransformer}},

@@ -23,27 +23,54 @@ NameMap gpt() {
       .inside("h", "stack.blocks");
 }
 
-/// The names that all models with Llama's names share; they differ in projections and in norms.
-NameMap llama_frame() {
-  return NameMap()
-      .tied("lm_head", {"model.embed_tokens"})
-      .rename("model.embed_tokens", "token_embedding")
+/// The names of the two outermost parts of a model with Llama's names.
+struct LlamaParts {
+  std::string model, head;
+};
+
+/// Adds the names that all models with Llama's names share, of which a file has those of one of
+/// `spellings`. The models differ in projections and in norms.
+NameMap llama_frame(NameMap map = NameMap(),
+                    const std::vector<LlamaParts>& spellings = {{"model", "lm_head"}}) {
+  std::vector<std::string> embeddings, norms;
+  for (const auto& [model, head] : spellings) {
+    embeddings.push_back(model + ".embed_tokens");
+    norms.push_back(model + ".norm");
+    map.tied(head, {embeddings.back()});
+    map.inside(head, "head").inside(model + ".layers", "stack.blocks");
+  }
+  return map.rename_any(std::move(embeddings), "token_embedding")
+      .rename_any(std::move(norms), "stack.final_norm")
       .drop("rotary_emb.inv_freq")  // buffers of older files
       .rename("self_attn.o_proj", "attention.fc_o")
-      .rename("mlp.down_proj", "feed_forward.fc_out")
-      .rename("model.norm", "stack.final_norm")
-      .inside("lm_head", "head")
-      .inside("self_attn", "attention")  // for q_norm and k_norm
-      .inside("model.layers", "stack.blocks");
+      .inside("self_attn", "attention");  // for q_norm and k_norm
 }
 
-NameMap llama_projections() {
-  return llama_frame()
-      .rename("self_attn.q_proj", "attention.fc_q")
+NameMap llama_attention(NameMap frame) {
+  return frame.rename("self_attn.q_proj", "attention.fc_q")
       .rename("self_attn.k_proj", "attention.fc_k")
-      .rename("self_attn.v_proj", "attention.fc_v")
+      .rename("self_attn.v_proj", "attention.fc_v");
+}
+
+NameMap llama_projections(NameMap frame = llama_frame()) {
+  return llama_attention(std::move(frame))
       .rename("mlp.gate_proj", "feed_forward.fc_gate")
-      .rename("mlp.up_proj", "feed_forward.fc_in");
+      .rename("mlp.up_proj", "feed_forward.fc_in")
+      .rename("mlp.down_proj", "feed_forward.fc_out");
+}
+
+/// Adds the names of a feed-forward layer whose gate is packed.
+NameMap llama_packed_gate(NameMap frame) {
+  return frame.split("mlp.gate_up_proj", {"feed_forward.fc_gate", "feed_forward.fc_in"})
+      .rename("mlp.down_proj", "feed_forward.fc_out");
+}
+
+/// Adds Gemma's norms on both sides of each layer.
+NameMap gemma_norms(NameMap projections) {
+  return projections.rename("input_layernorm", "attention_norm")
+      .rename("post_attention_layernorm", "attention_output_norm")
+      .rename("pre_feedforward_layernorm", "feed_forward_norm")
+      .rename("post_feedforward_layernorm", "feed_forward_output_norm");
 }
 
 NameMap llama_norms(NameMap names) {
@@ -143,23 +170,38 @@ NameMap qwen3_moe() {
 
 NameMap phi3() {
   return llama_norms(
-      llama_frame()
-          .split("self_attn.qkv_proj", {"attention.fc_q", "attention.fc_k", "attention.fc_v"})
-          .split("mlp.gate_up_proj", {"feed_forward.fc_gate", "feed_forward.fc_in"}));
+      llama_packed_gate(llama_frame())
+          .split("self_attn.qkv_proj", {"attention.fc_q", "attention.fc_k", "attention.fc_v"}));
 }
 
-NameMap gemma2() {
-  return llama_projections()
-      .rename("input_layernorm", "attention_norm")
-      .rename("post_attention_layernorm", "attention_output_norm")
-      .rename("pre_feedforward_layernorm", "feed_forward_norm")
-      .rename("post_feedforward_layernorm", "feed_forward_output_norm");
+NameMap gemma2() { return gemma_norms(llama_projections()); }
+
+NameMap gemma3() {
+  // Parts of the vision tower have the names of those of the text model.
+  const auto text = NameMap().drop("vision_tower").drop("multi_modal_projector");
+  return gemma_norms(llama_projections(
+      llama_frame(text, {{"language_model.model", "language_model.lm_head"},
+                         {"model.language_model", "lm_head"}})));  // since transformers 4.52
 }
 
 NameMap olmo2() {
   return llama_projections()
       .rename("post_attention_layernorm", "attention_norm")
       .rename("post_feedforward_layernorm", "feed_forward_norm");
+}
+
+NameMap starcoder2() {
+  return llama_norms(llama_attention(llama_frame())
+                         .rename("mlp.c_fc", "feed_forward.fc_in")
+                         .rename("mlp.c_proj", "feed_forward.fc_out"));
+}
+
+NameMap glm4() {
+  return llama_packed_gate(llama_attention(llama_frame()))
+      .rename("input_layernorm", "attention_norm")
+      .rename("post_self_attn_layernorm", "attention_output_norm")
+      .rename("post_attention_layernorm", "feed_forward_norm")
+      .rename("post_mlp_layernorm", "feed_forward_output_norm");
 }
 
 NameMap gpt2() {
@@ -208,6 +250,13 @@ NameMap bert() {
 NameMap roberta() {
   return bert_names("roberta.")
       .without({"embeddings.position_ids", "pooler", "lm_head", "classifier", "qa_outputs"});
+}
+
+NameMap electra() {
+  return bert_names("electra.")
+      .outer("embeddings_project", "embedding_projection")
+      .without({"embeddings.position_ids", "discriminator_predictions", "generator_predictions",
+                "generator_lm_head", "sequence_summary", "classifier", "qa_outputs"});
 }
 
 NameMap distilbert() {

@@ -68,7 +68,7 @@ def randomize(model: torch.nn.Module) -> None:
 
 
 def draw_tokens(model: torch.nn.Module, *shape: int) -> torch.Tensor:
-    return torch.randint(FIRST, model.config.vocab_size, shape)
+    return torch.randint(FIRST, model.config.get_text_config().vocab_size, shape)
 
 
 def base_of(model: torch.nn.Module, kind: str) -> torch.nn.Module:
@@ -171,7 +171,7 @@ def lengths_of_batch(model: torch.nn.Module, padding: int, kind: str) -> dict:
 
 def short_sequences(name: str, model: torch.nn.Module, padding: int) -> dict:
     tokens = draw_tokens(model, 2, SHORT)
-    if name.startswith("roberta"):  # which counts positions by the tokens that are not padding
+    if model.config.model_type in pretrained_cases.ROBERTAS:
         tokens[1, 4] = padding
     with torch.no_grad():
         return {"short.tokens": tokens, "short.scores": compute(model, tokens)}

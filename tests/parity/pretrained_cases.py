@@ -160,11 +160,86 @@ def gemma3_text() -> dict:
     }
 
 
+def gemma3() -> dict:
+    """Text models in folders that also have a vision tower."""
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    return {
+        "plain": hf.Gemma3Config(
+            vision_config=vision, mm_tokens_per_image=4,
+            text_config={**GROUPED, "head_dim": 24, "query_pre_attn_scalar": 40,
+                         "sliding_window": 6, "sliding_window_pattern": 3, "rms_norm_eps": 1e-2}),
+        "untied": hf.Gemma3Config(
+            vision_config=vision, mm_tokens_per_image=4, tie_word_embeddings=False,
+            text_config={**SMALL, "head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 9,
+                         "attention_bias": True, "hidden_activation": "gelu",
+                         "rms_norm_eps": 0.05, "layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL],
+                         "rope_parameters": {
+                             GLOBAL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 200000.0},
+                             LOCAL: {"rope_type": "default", "rope_theta": 5000.0}}}),
+    }
+
+
 def olmo2() -> dict:
     return {
         "plain": hf.Olmo2Config(**GROUPED, rms_norm_eps=1e-2, **rope(500000.0)),
         "biases": hf.Olmo2Config(**SMALL, attention_bias=True, hidden_act="gelu",
                                  tie_word_embeddings=True, rms_norm_eps=0.05, **YARN),
+    }
+
+
+def olmo3() -> dict:
+    return {
+        "plain": hf.Olmo3Config(**{**GROUPED, "num_hidden_layers": 4}, sliding_window=7,
+                                rms_norm_eps=1e-2),
+        "layers": hf.Olmo3Config(
+            **SMALL, attention_bias=True, hidden_act="gelu", tie_word_embeddings=True,
+            sliding_window=9, rms_norm_eps=0.05, layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL],
+            rope_parameters={
+                GLOBAL: YARN["rope_parameters"],
+                LOCAL: {"rope_type": "default", "rope_theta": 5000.0}}),
+    }
+
+
+def starcoder2() -> dict:
+    return {
+        "window": hf.Starcoder2Config(**GROUPED, sliding_window=7, norm_epsilon=1e-2,
+                                      **rope(100000.0)),
+        "unbiased": hf.Starcoder2Config(**SMALL, use_bias=False, hidden_act="relu",
+                                        tie_word_embeddings=False, norm_epsilon=0.05, **YARN),
+    }
+
+
+def cohere2() -> dict:
+    return {
+        "plain": hf.Cohere2Config(**{**GROUPED, "num_hidden_layers": 4}, sliding_window=7,
+                                  layer_norm_eps=1e-2, **rope(50000.0)),
+        "layers": hf.Cohere2Config(**SMALL, attention_bias=True, hidden_act="gelu",
+                                   tie_word_embeddings=False, logit_scale=0.3, sliding_window=9,
+                                   layer_norm_eps=0.05, layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL],
+                                   **rope(10000.0, "linear", factor=2.0)),
+    }
+
+
+def granite() -> dict:
+    return {
+        "plain": hf.GraniteConfig(**GROUPED, embedding_multiplier=12.0, logits_scaling=8.0,
+                                  residual_multiplier=0.22, attention_multiplier=0.125,
+                                  tie_word_embeddings=True, rms_norm_eps=1e-2, **rope(10000.0)),
+        "biases": hf.GraniteConfig(**SMALL, embedding_multiplier=2.5, logits_scaling=0.6,
+                                   residual_multiplier=1.3, attention_multiplier=0.2,
+                                   attention_bias=True, mlp_bias=True, hidden_act="gelu",
+                                   rms_norm_eps=0.05, **YARN),
+    }
+
+
+def glm4() -> dict:
+    return {
+        "plain": hf.Glm4Config(**GROUPED, head_dim=24, rms_norm_eps=1e-2, **rope(10000.0)),
+        "unbiased": hf.Glm4Config(**SMALL, head_dim=16, attention_bias=False, hidden_act="gelu",
+                                  tie_word_embeddings=True, rms_norm_eps=0.05,
+                                  **rope(50000.0, "linear", factor=2.0,
+                                         partial_rotary_factor=0.25)),
     }
 
 
@@ -243,6 +318,30 @@ def roberta() -> dict:
     }
 
 
+def xlm_roberta() -> dict:
+    return {
+        "plain": hf.XLMRobertaConfig(**DECODER, layer_norm_eps=1e-2, type_vocab_size=1),
+        "masked_lm": hf.XLMRobertaConfig(**SMALL_SHAPE, hidden_act="gelu_new", layer_norm_eps=0.05,
+                                         pad_token_id=3, type_vocab_size=2),
+    }
+
+
+def camembert() -> dict:
+    return {
+        "plain": hf.CamembertConfig(**DECODER, layer_norm_eps=1e-2, type_vocab_size=1),
+        "masked_lm": hf.CamembertConfig(**SMALL_SHAPE, hidden_act="relu", layer_norm_eps=0.05,
+                                        pad_token_id=3, type_vocab_size=2),
+    }
+
+
+def electra() -> dict:
+    return {
+        "plain": hf.ElectraConfig(**DECODER, embedding_size=40, layer_norm_eps=1e-2),
+        "masked_lm": hf.ElectraConfig(**SMALL_SHAPE, embedding_size=48, hidden_act="relu",
+                                      layer_norm_eps=0.05, type_vocab_size=3),
+    }
+
+
 def distilbert() -> dict:
     shape = {"vocab_size": 199, "dim": 64, "hidden_dim": 96, "n_heads": 4, "n_layers": 3,
              "max_position_embeddings": 128, "initializer_range": 0.2}
@@ -284,11 +383,15 @@ def vit() -> dict:
 
 
 DECODERS = [llama, mistral, qwen2, qwen3, phi3, stablelm, gpt2, gpt_neox, gemma, gemma2,
-            gemma3_text, olmo2, smollm3, mixtral, olmoe, qwen2_moe, qwen3_moe]
-TEXT_ENCODERS = [bert, roberta, distilbert, modernbert]
+            gemma3_text, gemma3, olmo2, olmo3, starcoder2, cohere2, granite, glm4, smollm3,
+            mixtral, olmoe, qwen2_moe, qwen3_moe]
+TEXT_ENCODERS = [bert, roberta, xlm_roberta, camembert, electra, distilbert, modernbert]
+ROBERTAS = {"roberta", "xlm-roberta", "camembert"}  # which count positions from their padding on
 # Encoders that are saved with a head, as most published ones are: their tensors have a prefix.
 WITH_HEAD = {
     "bert-masked_lm": hf.AutoModelForMaskedLM, "roberta-masked_lm": hf.AutoModelForMaskedLM,
+    "xlm-roberta-masked_lm": hf.AutoModelForMaskedLM,
+    "camembert-masked_lm": hf.AutoModelForMaskedLM, "electra-masked_lm": hf.AutoModelForMaskedLM,
     "distilbert-masked_lm": hf.AutoModelForMaskedLM,
     "modernbert-masked_lm": hf.AutoModelForMaskedLM,
     "vit-classifier": hf.AutoModelForImageClassification,
@@ -296,8 +399,8 @@ WITH_HEAD = {
 
 
 def cases() -> dict:
-    """Name -> (kind, config)."""
-    return {f"{family.__name__}-{variant}": (kind, config)
+    """Name -> (kind, config). Names are those of a family, perhaps with hyphens, and a variant."""
+    return {f"{config.model_type}-{variant}": (kind, config)
             for kind, families in (("decoder", DECODERS), ("text_encoder", TEXT_ENCODERS),
                                    ("image_encoder", [vit]))
             for family in families for variant, config in family().items()}
@@ -312,19 +415,25 @@ def auto_class(name: str, kind: str) -> type:
 # What models of any family have, and what changes no number.
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "max_position_embeddings", "n_embd", "n_layer", "n_head",
-         "num_local_experts", "num_experts", "n_positions", "dim", "hidden_dim", "n_heads", "n_layers", "pooler_output_size"}
-INERT = {"initializer_range", "pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id",
-         "sep_token_id", "transformers_version", "architectures", "dtype", "model_type",
+         "num_local_experts", "num_experts", "n_positions", "dim", "hidden_dim", "n_heads",
+         "n_layers", "pooler_output_size"}
+IMAGES = {"vision_config", "mm_tokens_per_image"}
+INERT = {*IMAGES, "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",
+         "cls_token_id", "sep_token_id", "transformers_version", "architectures", "dtype",
+         "model_type",
          "_sliding_window_pattern"}
 
 
 def exercised(config: hf.PreTrainedConfig) -> list:
     """The fields of config.json that are not as in the family's default."""
-    default = type(config)().to_dict()
-    rotary = getattr(config, "rope_parameters", None) or {}
+    text = config.get_text_config()
+    rotary = getattr(text, "rope_parameters", None) or {}
     parts = [part for part in rotary.values() if isinstance(part, dict)] or [rotary]
-    fields = {field for field, value in config.to_dict().items()
-              if value != default.get(field) and field not in SIZES | INERT}
+    fields = set()
+    for own in [config] if text is config else [config, text]:
+        default = type(own)().to_dict()
+        fields |= {field for field, value in own.to_dict().items()
+                   if value != default.get(field) and field not in SIZES | INERT | {"text_config"}}
     for part in parts:
         fields |= {f"rope_type {value}" if field == "rope_type" else field
                    for field, value in part.items()}

@@ -13,7 +13,7 @@ OLD_INERT = {"_name_or_path": "somewhere/model", "torch_dtype": "float16", "retu
 TOKEN_IDS = {"bos_token_id": 9, "eos_token_id": [7, 8]}
 DROPOUT = {"attention_dropout": 0.4}
 
-NEW_ROPE = "rope_parameters"
+NEW_ROPE, TEXT = "rope_parameters", "text_config"
 
 
 def old_rope(**fields) -> dict:
@@ -214,12 +214,87 @@ EVALUATED = {
     ],
     "gemma3_text-capped": [{f"{NEW_ROPE}.{GLOBAL}.factor": 2.0},
                            {"final_logit_softcapping": None}],
+    "gemma3-plain": [
+        *activations(f"{TEXT}.hidden_activation", *GATED), {f"{TEXT}.rms_norm_eps": 0.3},
+        {f"{TEXT}.{NEW_ROPE}.{GLOBAL}.rope_theta": 100.0},
+        {f"{TEXT}.{NEW_ROPE}.{LOCAL}.rope_theta": 100.0},
+        {f"{TEXT}.query_pre_attn_scalar": 4}, {f"{TEXT}.sliding_window": 12},
+        {f"{TEXT}.layer_types": [GLOBAL, LOCAL, GLOBAL]},
+        {f"{TEXT}.tie_word_embeddings": False}, {f"{TEXT}.pad_token_id": 3},
+        {f"{TEXT}.use_cache": False}, {f"{TEXT}.torch_dtype": "float16"},
+        {f"{TEXT}.{NEW_ROPE}": DELETED, f"{TEXT}.rope_theta": 100.0,
+         f"{TEXT}.rope_local_base_freq": 50.0,
+         f"{TEXT}.rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {"image_token_index": 198}, {"boi_token_index": 7}, {"eoi_token_index": 7},
+        {"mm_tokens_per_image": 1}, {"eos_token_id": [1, 106]},
+    ],
+    "gemma3-untied": [{f"{TEXT}.{NEW_ROPE}.{GLOBAL}.factor": 2.0},
+                      {f"{TEXT}.tie_word_embeddings": True}],
     "olmo2-plain": [
         *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3},
         {f"{NEW_ROPE}.rope_theta": 100.0},
         old_rope(rope_theta=500000.0, rope_scaling=None), EIGHT_HEADS,
     ],
     "olmo2-biases": [{f"{NEW_ROPE}.factor": 2.0}],
+    "olmo3-plain": [
+        *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"sliding_window": 12},
+        {"sliding_window": 4096}, {f"{NEW_ROPE}.{GLOBAL}.rope_theta": 100.0},
+        {f"{NEW_ROPE}.{LOCAL}.rope_theta": 100.0},
+        {f"{NEW_ROPE}.{LOCAL}": DELETED}, {f"{NEW_ROPE}.{GLOBAL}": DELETED},
+        {f"{NEW_ROPE}.{LOCAL}": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}},
+        {"layer_types": [GLOBAL, LOCAL, GLOBAL, LOCAL]}, {"layer_types": [GLOBAL] * 4},
+        old_rope(rope_theta=500000), old_rope(rope_theta=500000.0, rope_scaling=None), old_rope(),
+        old_rope(rope_theta=500000, rope_scaling={
+            "rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2, "beta_fast": 32,
+            "beta_slow": 1, "original_max_position_embeddings": 16}),
+        {"max_position_embeddings": 4096}, EIGHT_HEADS,
+    ],
+    "olmo3-layers": [{f"{NEW_ROPE}.{GLOBAL}.factor": 2.0}, {"sliding_window": 11},
+                     {"layer_types": DELETED}],
+    "starcoder2-window": [
+        *activations("hidden_act", *PLAIN), {"norm_epsilon": 0.3}, {"sliding_window": 12},
+        {"sliding_window": None}, {f"{NEW_ROPE}.rope_theta": 100.0},
+        old_rope(rope_theta=100000), old_rope(rope_theta=100.0, rope_scaling=None), old_rope(),
+        {"head_dim": None}, {"head_dim": 16}, {"residual_dropout": 0.3},
+        {"embedding_dropout": 0.3}, {"mlp_type": "default"}, {"norm_type": "layer_norm"},
+        {"max_position_embeddings": 4096}, EIGHT_HEADS,
+    ],
+    "starcoder2-unbiased": [{f"{NEW_ROPE}.factor": 2.0}, {"sliding_window": 5}],
+    "cohere2-plain": [
+        *activations("hidden_act", *GATED), {"layer_norm_eps": 0.3}, {"logit_scale": 0.25},
+        {"logit_scale": -1.0}, {"sliding_window": 12}, {"sliding_window": 4096},
+        {"layer_types": [GLOBAL, LOCAL, GLOBAL, LOCAL]}, {"layer_types": [LOCAL] * 4},
+        {"layer_types": DELETED, "sliding_window_pattern": 2},
+        {"layer_types": DELETED, "sliding_window_pattern": 2, "layer_switch": 2},
+        {"layer_switch": 4}, {f"{NEW_ROPE}.rope_theta": 100.0}, old_rope(rope_theta=50000),
+        old_rope(rope_theta=100.0, rope_scaling=None), old_rope(),
+        {"cache_implementation": "hybrid"}, {"order_of_interleaved_layers": "local_attn_first"},
+        {"position_embedding_type": "rope_gptj"}, {"rotary_pct": 1.0},
+        {"use_embedding_sharing": True}, {"use_gated_activation": True},
+        {"use_parallel_block": True}, {"use_parallel_embedding": True},
+        {"max_position_embeddings": 4096}, {**EIGHT_HEADS, "head_dim": DELETED},
+    ],
+    "cohere2-layers": [{f"{NEW_ROPE}.factor": 5.0}, {"logit_scale": DELETED},
+                       {"sliding_window": 11}],
+    "granite-plain": [
+        *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"embedding_multiplier": 2.0},
+        {"embedding_multiplier": 3}, {"logits_scaling": 0.3}, {"logits_scaling": 16},
+        {"residual_multiplier": 0.9}, {"residual_multiplier": -0.5},
+        {"attention_multiplier": 0.9}, {f"{NEW_ROPE}.rope_theta": 100.0},
+        old_rope(rope_theta=10000), old_rope(rope_theta=100.0, rope_scaling=None),
+        {"max_position_embeddings": 4096}, EIGHT_HEADS,
+    ],
+    "granite-biases": [{f"{NEW_ROPE}.factor": 2.0}, {"residual_multiplier": DELETED}],
+    "glm4-plain": [
+        *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3},
+        {f"{NEW_ROPE}.rope_theta": 100.0}, {f"{NEW_ROPE}.partial_rotary_factor": 0.25},
+        {f"{NEW_ROPE}.partial_rotary_factor": DELETED}, {"partial_rotary_factor": 0.5},
+        {f"{NEW_ROPE}.partial_rotary_factor": 1.0},
+        old_rope(rope_theta=10000.0, partial_rotary_factor=0.5), old_rope(),
+        old_rope(rope_theta=500.0, partial_rotary_factor=0.25, rope_scaling=None),
+        {"max_position_embeddings": 4096},
+    ],
+    "glm4-unbiased": [{f"{NEW_ROPE}.factor": 5.0}],
     "smollm3-plain": [
         *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3},
         {f"{NEW_ROPE}.rope_theta": 100.0}, {"no_rope_layers": [1, 1, 0]},
@@ -280,6 +355,24 @@ EVALUATED = {
         {"attention_probs_dropout_prob": 0.3}, {"classifier_dropout": 0.3},
         {"position_embedding_type": "absolute"},
     ],
+    "xlm-roberta-plain": [
+        *activations("hidden_act", *PLAIN), {"layer_norm_eps": 0.3}, {"num_attention_heads": 8},
+        {"pad_token_id": 4}, {"hidden_dropout_prob": 0.3}, {"classifier_dropout": 0.3},
+        {"position_embedding_type": "absolute"}, {"output_past": True},
+    ],
+    "camembert-plain": [
+        *activations("hidden_act", *PLAIN), {"layer_norm_eps": 0.3}, {"num_attention_heads": 8},
+        {"pad_token_id": 4}, {"hidden_dropout_prob": 0.3}, {"classifier_dropout": 0.3},
+        {"position_embedding_type": "absolute"}, {"output_past": True},
+    ],
+    "electra-plain": [
+        *activations("hidden_act", *PLAIN), {"layer_norm_eps": 0.3}, {"num_attention_heads": 8},
+        {"hidden_dropout_prob": 0.3}, {"attention_probs_dropout_prob": 0.3},
+        {"classifier_dropout": 0.3}, {"summary_type": "mean"}, {"summary_use_proj": False},
+        {"summary_activation": "tanh"}, {"summary_last_dropout": 0.3},
+        {"summary_first_dropout": 0.3}, {"pad_token_id": 3},
+        {"position_embedding_type": "absolute"},
+    ],
     "distilbert-plain": [
         *activations("activation", *PLAIN), {"n_heads": 8}, {"dropout": 0.3},
         {"attention_dropout": 0.3}, {"qa_dropout": 0.3}, {"seq_classif_dropout": 0.3},
@@ -321,7 +414,7 @@ OUT_OF_RANGE = [{"hidden_size": 0}, {"hidden_size": -64}, {"num_hidden_layers": 
 # Published under the names of models that load_pretrained reads, but other models.
 OTHER_MODELS = [{"model_type": name} for name in (
     "dbrx", "granitemoe", "phimoe", "gpt_oss", "deepseek_v3", "llama4",
-    "gemma3", "t5", "no such model", "", 5, None, DELETED)]
+    "gemma3n", "t5", "no such model", "", 5, None, DELETED)]
 CONTRADICTIONS = {  # the weights have other shapes, or others are needed
     "llama-plain": [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"head_dim": 8},
                     {"attention_bias": True}, {"mlp_bias": True}],
@@ -338,7 +431,19 @@ CONTRADICTIONS = {  # the weights have other shapes, or others are needed
     "gemma-plain": [{"num_key_value_heads": 2}, {"head_dim": 8}, {"attention_bias": True}],
     "gemma2-plain": [{"num_key_value_heads": 4}, {"head_dim": 8}, {"attention_bias": True}],
     "gemma3_text-plain": [{"num_key_value_heads": 4}, {"head_dim": 8}, {"attention_bias": True}],
+    "gemma3-plain": [{f"{TEXT}.num_key_value_heads": 4}, {f"{TEXT}.head_dim": 8},
+                     {f"{TEXT}.attention_bias": True}],
     "olmo2-plain": [{"num_key_value_heads": 4}, {"attention_bias": True}],
+    "olmo3-plain": [{"num_key_value_heads": 4}, {"attention_bias": True}],
+    "starcoder2-window": [{"num_key_value_heads": 4}, {"head_dim": 8}, {"use_bias": False}],
+    "starcoder2-unbiased": [{"use_bias": True}],
+    "cohere2-plain": [{"num_key_value_heads": 4}, {"head_dim": 8}, {"attention_bias": True}],
+    "cohere2-layers": [{"attention_bias": False}],
+    "granite-plain": [{"num_key_value_heads": 4}, {"head_dim": 8}, {"attention_bias": True},
+                      {"mlp_bias": True}],
+    "granite-biases": [{"attention_bias": False}, {"mlp_bias": False}],
+    "glm4-plain": [{"num_key_value_heads": 4}, {"head_dim": 16}, {"attention_bias": False}],
+    "glm4-unbiased": [{"attention_bias": True}],
     "smollm3-plain": [{"num_key_value_heads": 4}, {"attention_bias": True}, {"mlp_bias": True}],
     "mixtral-window": [{"num_key_value_heads": 4}, {"num_local_experts": 5}],
     "olmoe-plain": [{"num_key_value_heads": 4}, {"attention_bias": True}, {"num_experts": 7}],
@@ -351,6 +456,11 @@ CONTRADICTIONS = {  # the weights have other shapes, or others are needed
     "qwen3_moe-layers": [{"attention_bias": False}, {"mlp_only_layers": []}],
     "bert-plain": [{"max_position_embeddings": 127}, {"type_vocab_size": 3}],
     "roberta-plain": [{"max_position_embeddings": 127}, {"type_vocab_size": 2}],
+    "xlm-roberta-plain": [{"max_position_embeddings": 127}, {"type_vocab_size": 2}],
+    "camembert-plain": [{"max_position_embeddings": 127}, {"type_vocab_size": 2}],
+    "electra-plain": [{"max_position_embeddings": 127}, {"type_vocab_size": 3},
+                      {"embedding_size": 64}, {"embedding_size": 32}],
+    "electra-masked_lm": [{"embedding_size": 32}],
     "distilbert-plain": [{"max_position_embeddings": 127}],
     "modernbert-plain": [{"attention_bias": True}, {"mlp_bias": True}, {"norm_bias": True}],
     "modernbert-masked_lm": [{"norm_bias": False}, {"attention_bias": False},
@@ -385,8 +495,24 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
     "gemma-plain": [{"use_bidirectional_attention": True}],
     "gemma2-plain": [{"use_bidirectional_attention": True}, {"query_pre_attn_scalar": 0},
                      {"attn_logit_softcapping": -1.0}, {"final_logit_softcapping": "5"}],
-    # Transformers has the second field, but does not apply it.
+    # Transformers has soft caps, but does not apply them.
     "gemma3_text-plain": [{"use_bidirectional_attention": True}, {"attn_logit_softcapping": 1.0}],
+    "gemma3-plain": [{f"{TEXT}.use_bidirectional_attention": True}, {TEXT: "text"},
+                     {f"{TEXT}.attn_logit_softcapping": 1.0}, {f"{TEXT}.model_type": "llama"},
+                     {f"{TEXT}.final_logit_softcapping": 0.5}],
+    # Transformers 4 takes the second base for all layers, transformers 5 for some.
+    "olmo3-plain": [{"sliding_window": None}, old_rope(rope_theta=10000.0),
+                    {f"{NEW_ROPE}.rope_theta": 100.0}],
+    "starcoder2-window": [{"mlp_type": "gated"}, {"norm_type": "rms_norm"},
+                          {f"{NEW_ROPE}.partial_rotary_factor": 0.5}],
+    "cohere2-plain": [{"sliding_window": None}, {"logit_scale": 0}, {"logit_scale": None},
+                      {"layer_switch": 3}, {"order_of_interleaved_layers": "global_attn_first"},
+                      {"position_embedding_type": "alibi"}, {"rotary_pct": 0.5},
+                      {"use_embedding_sharing": False}, {"use_gated_activation": False},
+                      {"use_parallel_block": False}],
+    "granite-plain": [{"logits_scaling": 0.0}, {"embedding_multiplier": 0},
+                      {"residual_multiplier": "0.2"}, {"attention_multiplier": None}],
+    "glm4-plain": [{"partial_rotary_factor": 0.25}],  # transformers takes that of rope_parameters
     "smollm3-plain": [{"no_rope_layers": [1, 0]}, {"no_rope_layers": [1, 2, 0]}],
     "mixtral-window": [{"router_jitter_noise": 0.1}, {"num_experts_per_tok": 7},
                        {"num_local_experts": 0}],
@@ -397,9 +523,13 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
     "bert-plain": [{"is_decoder": True}, {"add_cross_attention": True},
                    {"position_embedding_type": "relative_key"}],
     "roberta-plain": [{"is_decoder": True}, {"position_embedding_type": "relative_key_query"}],
+    "xlm-roberta-plain": [{"is_decoder": True}, {"position_embedding_type": "relative_key"}],
+    "camembert-plain": [{"is_decoder": True}, {"add_cross_attention": True}],
+    "electra-plain": [{"is_decoder": True}, {"add_cross_attention": True}, {"embedding_size": 0},
+                      {"position_embedding_type": "relative_key"}],
     "modernbert-plain": [{"local_attention": -8}, {"layer_types": [LOCAL, GLOBAL, LOCAL]}],
     "vit-plain": [{"patch_size": 0}, {"image_size": 17}, {"num_channels": -3}],
 }
 
 # The first case of each family, of which every field is deleted, and changed if it is harmless.
-PRIMARY = list({name.split("-")[0]: name for name in reversed(EVALUATED)}.values())
+PRIMARY = list({name.rpartition("-")[0]: name for name in reversed(EVALUATED)}.values())

@@ -25,7 +25,7 @@ struct Case {
   std::string kind;                 // "decoder", "text_encoder" or "image_encoder"
   std::vector<std::string> fields;  // of its config.json, that are not as in the family's default
 
-  std::string family() const { return name.substr(0, name.find('-')); }
+  std::string family() const { return name.substr(0, name.rfind('-')); }
   std::string folder() const { return folder_of(name); }
   Fixture expected() const { return Fixture(folder() + "/expected.pt"); }
 };

@@ -37,7 +37,14 @@ def names_of_sizes(family: str) -> tuple:
 
 
 def is_decoder(config: dict) -> bool:
-    return "CausalLM" in config["architectures"][0] or config["model_type"] == "gpt2"
+    return "CausalLM" in config["architectures"][0] or config["model_type"] in ("gpt2", "gemma3")
+
+
+def fields_of_model(config: dict) -> tuple:
+    """Those of the model that load_pretrained makes, and what changes have before their names."""
+    if "text_config" in config:
+        return config["text_config"], "text_config."
+    return config, ""
 
 
 def misfits(name: str, config: dict) -> list:
@@ -46,11 +53,13 @@ def misfits(name: str, config: dict) -> list:
     if is_decoder(config):
         changes.append({"tie_word_embeddings": not config["tie_word_embeddings"]})
     if name in PRIMARY:
+        fields, place = fields_of_model(config)
         embedding, layers, *others = names_of_sizes(config["model_type"])
-        changes += [{embedding: config[embedding] + 32}, {layers: config[layers] - 1},
-                    {layers: config[layers] + 1}]
-        changes += [{key: (config[key] or 256) + 1} for key in others]
-        changes += [{key: DELETED} for key in (embedding, layers, *others) if key != "n_inner"]
+        sizes = {embedding: fields[embedding] + 32, layers: fields[layers] - 1,
+                 **{key: (fields[key] or 256) + 1 for key in others}}
+        changes += [{place + key: size} for key, size in sizes.items()]
+        changes.append({place + layers: fields[layers] + 1})
+        changes += [{place + key: DELETED} for key in sizes if key != "n_inner"]
     return changes
 
 
@@ -58,10 +67,12 @@ def refused(name: str, config: dict) -> list:
     """What load_pretrained must refuse."""
     changes = list(UNSUPPORTED.get(name, []))
     if name in PRIMARY:
+        fields, place = fields_of_model(config)
         activation = next(key for key in ("hidden_act", "activation_function", "hidden_activation",
-                                          "activation") if key in config)
-        changes += [{key: value} for key, value in EXTRA.items()]
-        changes += [{activation: "relu2"}, {activation: "no such"}]
+                                          "activation") if key in fields)
+        changes += [{prefix + key: value} for key, value in EXTRA.items()
+                    for prefix in dict.fromkeys(["", place])]
+        changes += [{place + activation: "relu2"}, {place + activation: "no such"}]
     return changes
 
 
@@ -69,16 +80,18 @@ def evaluated(name: str, config: dict) -> list:
     """What Python knows."""
     changes = list(EVALUATED.get(name, []))
     if name in PRIMARY:
-        inert = {**OLD_INERT, **(TOKEN_IDS if "bos_token_id" in config else {})}
+        fields, place = fields_of_model(config)
+        inert = {**OLD_INERT, **(TOKEN_IDS if "bos_token_id" in fields else {})}
         changes += [{key: value} for key, value in inert.items()]
-        if "attention_dropout" in config:
-            changes.append(DROPOUT)
+        if "attention_dropout" in fields:
+            changes += [{place + key: value} for key, value in DROPOUT.items()]
         if not is_decoder(config) and "tie_word_embeddings" in config:
             changes.append({"tie_word_embeddings": False})  # of the head
         if is_decoder(config):
             changes.append({"pad_token_id": 3})
-        changes += [{key: DELETED} for key in config
-                    if key not in SIZES | {"model_type", "pad_token_id"}]
+        kept = SIZES | {"model_type", "pad_token_id", "text_config", "vision_config"}
+        changes += [{prefix + key: DELETED} for own, prefix in ((config, ""), (fields, place))
+                    for key in own if key not in kept]
     unique = {repr(sorted(change.items())): change for change in changes}
     return list(unique.values())
 

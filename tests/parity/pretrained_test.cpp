@@ -38,10 +38,11 @@ TEST_F(Pretrained, FamiliesAreThoseThatAreSupported) {
   std::set<std::string> families;
   for (const auto& c : cases()) families.insert(c.family());
   const std::set<std::string> expected{
-      "bert",     "distilbert", "gemma",      "gemma2",   "gemma3_text", "gpt2",
-      "gpt_neox", "llama",      "mistral",    "olmo2",    "phi3",        "qwen2",
-      "qwen3",    "roberta",    "modernbert", "vit",      "smollm3",     "stablelm",
-      "mixtral",  "olmoe",      "qwen2_moe",  "qwen3_moe"};
+      "bert",       "camembert",   "cohere2",    "distilbert", "electra",  "gemma",   "gemma2",
+      "gemma3",     "gemma3_text", "glm4",       "gpt2",       "gpt_neox", "granite", "llama",
+      "mistral",    "mixtral",     "modernbert", "olmo2",      "olmo3",    "olmoe",   "phi3",
+      "qwen2",      "qwen2_moe",   "qwen3",      "qwen3_moe",  "roberta",  "smollm3", "stablelm",
+      "starcoder2", "vit",         "xlm-roberta"};
   EXPECT_EQ(families, expected);
 }
 

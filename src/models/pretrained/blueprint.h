@@ -6,6 +6,7 @@
 #include <heed/task_heads.h>
 #include <heed/text_encoder.h>
 
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -19,6 +20,15 @@ enum class Task {
   fill_masks,
 };
 
+/// A model that a config.json describes beside others, which heed leaves out; and how a folder of
+/// its own describes it.
+struct ModelPart {
+  std::string field;       // of the config.json: the object with the model's fields
+  std::string model_type;  // in a folder of its own
+  bool tied_head;          // the model's tie_word_embeddings, which is not in the object
+  NameMap names;           // of the model's weights in a folder of its own
+};
+
 /// A model as a config.json describes it.
 struct Blueprint {
   std::variant<DecoderOptions, TextEncoderOptions, ImageEncoderOptions, SequenceClassifierOptions,
@@ -28,6 +38,7 @@ struct Blueprint {
   // The start of all names but the head's, which files of a decoder without a head lack.
   std::string prefix = "model.";
   std::string architecture = "";  // the first of architectures, such as "LlamaForCausalLM"
+  std::optional<ModelPart> part = std::nullopt;  // none if the model is described alone
 };
 
 /// Reads a config.json. If the family has no head for the task, the blueprint is that of

@@ -277,6 +277,48 @@ DecoderOptions gemma_decoder(const LlamaFields& fields, EncoderOptions stack) {
       .embedding_scale(std::sqrt(static_cast<double>(fields.width)));
 }
 
+/// Gemma 3's text model.
+DecoderOptions read_gemma3_decoder(const Config& config) {
+  auto fields = read_gemma_fields(config, {262208,
+                                           2304,
+                                           9216,
+                                           26,
+                                           8,
+                                           {4},
+                                           {256},
+                                           131072,
+                                           true,
+                                           1e-6,
+                                           "rms_norm_eps",
+                                           "hidden_activation",
+                                           "gelu_pytorch_tanh"});
+  read_gemma2_attention(fields);
+  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()).unit_offset(true));
+  const auto ropes = read_ropes(config, fields.head_dim, fields.max_length,
+                                {"rope_theta", 1e6, "rope_local_base_freq", 1e4, false});
+  const auto pattern = config.whole("sliding_window_pattern", 6, 1, INT32_MAX);
+  const auto local = fields.local_layers([&](int64_t layer) { return (layer + 1) % pattern != 0; });
+  const auto window = config.size_or_null("sliding_window", 4096);
+  check_window(config, local, window);
+  config.expect("attn_logit_softcapping", {"null"});  // transformers does not apply it
+  config.ignore({"_sliding_window_pattern"});
+  const auto stack = fields.blocks([&](size_t layer, TransformerBlockOptions& own) {
+    own.attention().rotary(local[layer] ? ropes.sliding : ropes.full);
+    if (local[layer]) own.attention().window(window);
+  });
+  return gemma_decoder(fields, stack)
+      .softcap(read_softcap(config, "final_logit_softcapping", std::nullopt));
+}
+
+/// The options that all versions of OLMo share.
+LlamaFields read_olmo_fields(const Config& config) {
+  LlamaFields fields(config, {50304, 4096, 11008, 32, 32, {{}, true}, {}, 2048, false, 1e-5});
+  fields.read_attention_bias();
+  fields.block.norm_placement(NormPlacement::output);
+  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()).across_heads(true));
+  return fields;
+}
+
 }  // namespace
 
 Blueprint read_llama(const Config& config) {
@@ -461,46 +503,136 @@ Blueprint read_gemma2(const Config& config) {
           name_maps::gemma2()};
 }
 
+Blueprint read_gemma3_text(const Config& config) {
+  return {read_gemma3_decoder(config), name_maps::gemma2()};
+}
+
 Blueprint read_gemma3(const Config& config) {
-  auto fields = read_gemma_fields(config, {262208,
-                                           2304,
-                                           9216,
-                                           26,
-                                           8,
-                                           {4},
-                                           {256},
-                                           131072,
-                                           true,
-                                           1e-6,
-                                           "rms_norm_eps",
-                                           "hidden_activation",
-                                           "gelu_pytorch_tanh"});
-  read_gemma2_attention(fields);
-  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()).unit_offset(true));
+  constexpr auto kText = "text_config", kType = "gemma3_text";
+  const auto text = config.object(kText);
+  text.expect("model_type", {R"("gemma3_text")"});
+  text.expect("final_logit_softcapping", {"null"});  // transformers does not apply it here
+  auto options = read_gemma3_decoder(text);
+  options.tied_head(config.boolean("tie_word_embeddings", true));  // that of the text is not used
+  config.ignore({"boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index",
+                 "image_token_id", "image_token_index", "mm_tokens_per_image",
+                 "vision_config"});  // of images, which are left out
+  Blueprint blueprint{options, name_maps::gemma3()};
+  blueprint.part = ModelPart{kText, kType, options.tied_head(), name_maps::gemma2()};
+  return blueprint;
+}
+
+Blueprint read_olmo2(const Config& config) {
+  auto fields = read_olmo_fields(config);
+  fields.read_rotary();
+  return {fields.decoder(fields.equal_blocks()), name_maps::olmo2()};
+}
+
+Blueprint read_olmo3(const Config& config) {
+  const auto fields = read_olmo_fields(config);
+  // In files with one base for all layers, transformers 5 takes it for those with full attention
+  // alone, and transformers 4 for all.
+  config.expect("rope_theta", {"500000", "500000.0"});
   const auto ropes = read_ropes(config, fields.head_dim, fields.max_length,
-                                {"rope_theta", 1e6, "rope_local_base_freq", 1e4, false});
-  const auto pattern = config.whole("sliding_window_pattern", 6, 1, INT32_MAX);
-  const auto local = fields.local_layers([&](int64_t layer) { return (layer + 1) % pattern != 0; });
+                                {"rope_theta", 5e5, "rope_theta", 5e5, false});
+  const auto local = fields.local_layers([](int64_t layer) { return (layer + 1) % 4 != 0; });
   const auto window = config.size_or_null("sliding_window", 4096);
   check_window(config, local, window);
-  config.expect("attn_logit_softcapping", {"null"});  // transformers does not apply it
-  config.ignore({"_sliding_window_pattern"});
   const auto stack = fields.blocks([&](size_t layer, TransformerBlockOptions& own) {
     own.attention().rotary(local[layer] ? ropes.sliding : ropes.full);
     if (local[layer]) own.attention().window(window);
   });
-  return {gemma_decoder(fields, stack)
-              .softcap(read_softcap(config, "final_logit_softcapping", std::nullopt)),
-          name_maps::gemma2()};
+  return {fields.decoder(stack), name_maps::olmo2()};
 }
 
-Blueprint read_olmo2(const Config& config) {
-  LlamaFields fields(config, {50304, 4096, 11008, 32, 32, {{}, true}, {}, 2048, false, 1e-5});
-  fields.read_attention_bias();
+Blueprint read_starcoder2(const Config& config) {
+  LlamaFields fields(config, {49152,
+                              3072,
+                              12288,
+                              30,
+                              24,
+                              {2},
+                              {{}, true},
+                              4096,
+                              true,
+                              1e-5,
+                              "norm_epsilon",
+                              "hidden_act",
+                              "gelu_pytorch_tanh"});
+  const bool bias = config.boolean("use_bias", true);
   fields.read_rotary();
-  fields.block.norm_placement(NormPlacement::output);
-  fields.block.attention().qk_norm(QkNormOptions().eps(fields.block.norm_eps()).across_heads(true));
-  return {fields.decoder(fields.equal_blocks()), name_maps::olmo2()};
+  fields.block.norm(NormKind::layer_norm).dropout(config.probability("residual_dropout", 0.0));
+  fields.block.attention().input_bias(bias).output_bias(bias).window(
+      config.size_or_null("sliding_window"));
+  fields.block.feed_forward()
+      .activation(read_activation(config, "hidden_act", "gelu_pytorch_tanh"))
+      .bias(bias);
+  config.expect("mlp_type", {R"("default")"});  // fields of published files, not read
+  config.expect("norm_type", {R"("layer_norm")"});
+  return {
+      fields.decoder(fields.equal_blocks()).dropout(config.probability("embedding_dropout", 0.0)),
+      name_maps::starcoder2()};
+}
+
+Blueprint read_cohere2(const Config& config) {
+  constexpr auto kSwitch = "layer_switch";
+  LlamaFields fields(
+      config, {256000, 8192, 22528, 40, 64, {{}, true}, {}, 8192, true, 1e-5, "layer_norm_eps"});
+  fields.block.norm(NormKind::layer_norm).norm_bias(false).parallel(true).shared_norm(true);
+  fields.read_attention_bias();
+  RopeFields rope;
+  rope.pairing = RotaryPairing::interleaved;
+  fields.read_rotary(rope);
+  const auto pattern = config.whole("sliding_window_pattern", 4, 1, INT32_MAX);
+  if (config.whole(kSwitch, pattern, 1, INT32_MAX) != pattern) {
+    config.refuse(kSwitch, fmt::format("must equal sliding_window_pattern ({})", pattern));
+  }
+  const auto local = fields.local_layers([&](int64_t layer) { return (layer + 1) % pattern != 0; });
+  const auto window = config.size_or_null("sliding_window", 4096);
+  check_window(config, local, window);
+  // Fields of published files that transformers does not read, with the values that it assumes.
+  config.expect("order_of_interleaved_layers", {R"("local_attn_first")"});
+  config.expect("position_embedding_type", {R"("rope_gptj")"});
+  config.expect("rotary_pct", {"1", "1.0"});
+  for (const auto* name : {"use_embedding_sharing", "use_gated_activation", "use_parallel_block"}) {
+    config.expect(name, {"true"});
+  }
+  config.ignore({"_sliding_window_pattern", "use_parallel_embedding"});
+  const auto stack = fields.blocks([&](size_t layer, TransformerBlockOptions& own) {
+    if (local[layer]) {
+      own.attention().window(window);
+    } else {
+      own.attention().rotary(std::nullopt);
+    }
+  });
+  return {fields.decoder(stack).scores_scale(read_factor(config, "logit_scale", 0.0625)),
+          name_maps::llama()};
+}
+
+Blueprint read_granite(const Config& config) {
+  LlamaFields fields(config, {32000, 4096, 11008, 32, 32, {{}, true}, {}, 2048, false, 1e-6});
+  fields.read_attention_bias();
+  fields.read_mlp_bias();
+  fields.read_rotary();
+  fields.block.residual_scale(read_factor(config, "residual_multiplier", 1.0));
+  fields.block.attention().scale(read_factor(config, "attention_multiplier", 1.0));
+  return {fields.decoder(fields.equal_blocks())
+              .embedding_scale(read_factor(config, "embedding_multiplier", 1.0))
+              .scores_scale(1.0 / read_factor(config, "logits_scaling", 1.0)),
+          name_maps::llama()};
+}
+
+Blueprint read_glm4(const Config& config) {
+  LlamaFields fields(config,
+                     {151552, 4096, 13696, 40, 32, {2}, {128}, 131072, false, 0.00000015625});
+  fields.block.norm_placement(NormPlacement::sandwich);
+  fields.block.attention().input_bias(config.boolean("attention_bias", true));
+  RopeFields rope;
+  rope.may_be_partial = true;
+  rope.partial = 0.5;
+  rope.pairing = RotaryPairing::interleaved;
+  fields.read_rotary(rope);
+  return {fields.decoder(fields.equal_blocks()), name_maps::glm4()};
 }
 
 Blueprint read_smollm3(const Config& config) {

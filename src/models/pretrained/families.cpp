@@ -17,17 +17,24 @@ namespace {
 const std::map<std::string, ReadFamily>& families() {
   static const std::map<std::string, ReadFamily> families = {
       {"bert", read_bert},
+      {"camembert", read_xlm_roberta},
+      {"cohere2", read_cohere2},
       {"distilbert", read_distilbert},
+      {"electra", read_electra},
       {"gemma", read_gemma},
       {"gemma2", read_gemma2},
-      {"gemma3_text", read_gemma3},
+      {"gemma3", read_gemma3},
+      {"gemma3_text", read_gemma3_text},
+      {"glm4", read_glm4},
       {"gpt2", read_gpt2},
       {"gpt_neox", read_gpt_neox},
+      {"granite", read_granite},
       {"llama", read_llama},
       {"mistral", read_mistral},
       {"mixtral", read_mixtral},
       {"modernbert", read_modernbert},
       {"olmo2", read_olmo2},
+      {"olmo3", read_olmo3},
       {"olmoe", read_olmoe},
       {"phi3", read_phi3},
       {"qwen2", read_qwen2},
@@ -37,7 +44,9 @@ const std::map<std::string, ReadFamily>& families() {
       {"roberta", read_roberta},
       {"smollm3", read_smollm3},
       {"stablelm", read_stablelm},
+      {"starcoder2", read_starcoder2},
       {"vit", read_vit},
+      {"xlm-roberta", read_xlm_roberta},
   };
   return families;
 }
@@ -201,6 +210,15 @@ void expect_plain_model(const Config& config) {
   config.expect("rope_interleaved", {"false"});
 }
 
+/// Reads the fields that any family may have.
+void read_any_family(const Config& config) {
+  ignore_origin(config);
+  ignore_tokens(config);
+  ignore_generation(config);
+  refuse_quantized(config);
+  expect_plain_model(config);
+}
+
 }  // namespace
 
 Blueprint read_blueprint(const std::string& config_path, Task task) {
@@ -208,11 +226,8 @@ Blueprint read_blueprint(const std::string& config_path, Task task) {
   auto blueprint = find_family(config)(config);
   blueprint.architecture = read_architecture(config);
   add_head(config, task, blueprint);
-  ignore_origin(config);
-  ignore_tokens(config);
-  ignore_generation(config);
-  refuse_quantized(config);
-  expect_plain_model(config);
+  read_any_family(config);
+  if (blueprint.part) read_any_family(config.object(blueprint.part->field));
   config.check_all_read();
   return blueprint;
 }

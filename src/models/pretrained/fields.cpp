@@ -56,6 +56,12 @@ double read_norm_eps(const Config& config, const std::string& name, double other
   return eps;
 }
 
+double read_factor(const Config& config, const std::string& name, double otherwise) {
+  const auto factor = config.number(name, otherwise);
+  if (factor == 0.0) config.refuse(name, "must not be 0");
+  return factor;
+}
+
 std::optional<double> read_softcap(const Config& config, const std::string& name,
                                    std::optional<double> otherwise) {
   const auto softcap = config.number_or_null(name, otherwise);

@@ -25,6 +25,9 @@ std::vector<bool> read_local_layers(const Config& config, const std::vector<bool
 /// The eps of the norms; at least 0.
 double read_norm_eps(const Config& config, const std::string& name, double otherwise);
 
+/// A factor; not 0.
+double read_factor(const Config& config, const std::string& name, double otherwise);
+
 /// The softcap of the scores: above 0, or none.
 std::optional<double> read_softcap(const Config& config, const std::string& name,
                                    std::optional<double> otherwise);

@@ -261,9 +261,11 @@ using ReadEncoderHeads = EncoderHeads (*)(const Config& config, Task task,
 ReadEncoderHeads find_encoder_heads(const std::string& family) {
   static const std::map<std::string, ReadEncoderHeads> all = {
       {"bert", read_bert_heads},
+      {"camembert", read_roberta_heads},
       {"distilbert", read_distilbert_heads},
       {"modernbert", read_modernbert_heads},
       {"roberta", read_roberta_heads},
+      {"xlm-roberta", read_roberta_heads},
   };
   const auto found = all.find(family);
   return found == all.end() ? nullptr : found->second;
@@ -310,7 +312,7 @@ const std::vector<std::string>& names_of_heads() {
 }
 
 void remove_head(Blueprint& blueprint) {
-  std::get<DecoderOptions>(blueprint.options).head(false).softcap(std::nullopt);
+  std::get<DecoderOptions>(blueprint.options).head(false).softcap(std::nullopt).scores_scale(1.0);
   blueprint.names = without_modules(std::move(blueprint.names), names_of_heads());
 }
 

@@ -187,7 +187,7 @@ RotaryEmbeddingOptions read_rope(const Config& config, int64_t head_dim, int64_t
       rotary(head_dim, theta, type, {parameters, max_length, original_length.value_or(max_length)});
   const auto rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * partial);
   if (rotary_dim != head_dim) options.rotary_dim(rotary_dim);
-  return options;
+  return options.pairing(fields.pairing);
 }
 
 RopesByLayer read_ropes(const Config& config, int64_t head_dim, int64_t max_length,

@@ -19,6 +19,7 @@ struct RopeFields {
   bool may_be_partial = false;  // otherwise the family rotates whole heads
   std::optional<int64_t> original_length = std::nullopt;
   bool only_longrope = false;  // su and yarn are older names of it
+  RotaryPairing pairing = RotaryPairing::half_split;
 };
 
 /// The rotary embedding of heads of `head_dim` elements, by rope_parameters or by the fields of

@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,16 +15,24 @@ PositionEmbeddingOptions learned_positions(int64_t width, int64_t count) {
   return PositionEmbeddingOptions(width).kind(PositionKind::learned).max_length(count);
 }
 
-/// The options that BERT and RoBERTa share: post-norm, and a norm after the embeddings.
-TextEncoderOptions read_bert_options(const Config& config, int64_t vocab_size) {
-  const auto width = config.size("hidden_size", 768);
-  const auto heads = config.size("num_attention_heads", 12);
+/// A family's values of fields that a file leaves out, where they are not BERT's.
+struct BertDefaults {
+  int64_t vocab_size = 30522, hidden_size = 768, num_attention_heads = 12, intermediate_size = 3072;
+  std::optional<int64_t> embedding_size = std::nullopt;  // none: the family has no such field
+};
+
+/// The options that families with BERT's names share: post-norm, and a norm after the embeddings.
+TextEncoderOptions read_bert_options(const Config& config, const BertDefaults& defaults = {}) {
+  const auto width = config.size("hidden_size", defaults.hidden_size);
+  const auto embedding_dim =
+      defaults.embedding_size ? config.size("embedding_size", defaults.embedding_size) : width;
+  const auto heads = config.size("num_attention_heads", defaults.num_attention_heads);
   const auto dropout = config.probability("hidden_dropout_prob", 0.1);
   const auto attention = GroupQueryAttentionOptions(width, heads, heads)
                              .dropout(config.probability("attention_probs_dropout_prob", 0.1));
   TransformerBlockOptions block(attention);
   block.feed_forward()
-      .hidden_dim(config.size("intermediate_size", 3072))
+      .hidden_dim(config.size("intermediate_size", defaults.intermediate_size))
       .activation(read_activation(config, "hidden_act", "gelu"));
   block.norm_placement(NormPlacement::post)
       .norm_eps(read_norm_eps(config, "layer_norm_eps", 1e-12))
@@ -35,23 +44,34 @@ TextEncoderOptions read_bert_options(const Config& config, int64_t vocab_size) {
   config.ignore({"classifier_dropout", "tie_word_embeddings", "directionality", "pooler_fc_size",
                  "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
                  "pooler_type"});  // fields of heads, which are left out
-  return TextEncoderOptions(config.size("vocab_size", vocab_size), stack)
-      .positions(learned_positions(width, config.size("max_position_embeddings", 512)))
+  TextEncoderOptions options(config.size("vocab_size", defaults.vocab_size), stack);
+  if (embedding_dim != width) options.embedding_dim(embedding_dim);
+  return options
+      .positions(learned_positions(embedding_dim, config.size("max_position_embeddings", 512)))
       .type_vocab_size(config.size("type_vocab_size", 2))
       .embedding_norm(true)
       .dropout(dropout);
 }
 
-}  // namespace
-
-Blueprint read_bert(const Config& config) {
-  return {read_bert_options(config, 30522), name_maps::bert()};
+/// A family with RoBERTa's names, which counts positions from its padding token on.
+Blueprint read_roberta_like(const Config& config, const BertDefaults& defaults) {
+  return {read_bert_options(config, defaults)
+              .padding_token(config.whole("pad_token_id", 1, 0, INT32_MAX)),
+          name_maps::roberta()};
 }
 
-Blueprint read_roberta(const Config& config) {
-  return {
-      read_bert_options(config, 50265).padding_token(config.whole("pad_token_id", 1, 0, INT32_MAX)),
-      name_maps::roberta()};
+}  // namespace
+
+Blueprint read_bert(const Config& config) { return {read_bert_options(config), name_maps::bert()}; }
+
+Blueprint read_roberta(const Config& config) { return read_roberta_like(config, {50265}); }
+
+Blueprint read_xlm_roberta(const Config& config) { return read_roberta_like(config, {}); }
+
+Blueprint read_electra(const Config& config) {
+  config.ignore({"summary_activation", "summary_first_dropout", "summary_last_dropout",
+                 "summary_type", "summary_use_proj"});
+  return {read_bert_options(config, {30522, 256, 4, 1024, 128}), name_maps::electra()};
 }
 
 Blueprint read_distilbert(const Config& config) {

@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
 #include <heed/transformer.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "modules/layers/parameters.h"
@@ -106,6 +108,68 @@ TEST(TransformerBlock, DropsOutputsOfItsFeedForwardLayerAlone) {
   EXPECT_NE(printed(block).find("dropout=0, feed_forward_dropout=0.5"), std::string::npos);
 }
 
+/// A layer with its residual connection and the norms of a placement.
+at::Tensor scaled_layer(NormPlacement placement, double scale, const at::Tensor& x, Norm norm,
+                        Norm output_norm,
+                        const std::function<at::Tensor(const at::Tensor&)>& layer) {
+  switch (placement) {
+    case NormPlacement::pre:
+      return x + scale * layer(norm(x));
+    case NormPlacement::post:
+      return norm(x + scale * layer(x));
+    case NormPlacement::sandwich:
+      return x + scale * output_norm(layer(norm(x)));
+    case NormPlacement::output:
+      return x + scale * norm(layer(x));
+  }
+  return {};
+}
+
+TEST(TransformerBlock, ScalesTheOutputsOfItsLayers) {
+  torch::manual_seed(moved(8));
+  constexpr double kScale = -0.3;
+  const auto x = uniform({B, L, E}, at::kDouble).requires_grad_();
+  const auto memory = uniform({B, 7, E}, at::kDouble);
+  for (const auto placement :
+       {NormPlacement::pre, NormPlacement::post, NormPlacement::sandwich, NormPlacement::output}) {
+    SCOPED_TRACE(to_string(placement));
+    auto block = with_random_norms(TransformerBlock(
+        block_options(E, H, G).norm_placement(placement).cross_attention(true).residual_scale(
+            kScale)));
+    block->to(at::kDouble);
+    const auto add = [&](const at::Tensor& input, const Norm& norm, const Norm& output_norm,
+                         const auto& layer) {
+      return scaled_layer(placement, kScale, input, norm, output_norm, layer);
+    };
+    auto expected = add(x, block->attention_norm, block->attention_output_norm,
+                        [&](const at::Tensor& t) { return block->attention.ptr()->forward(t); });
+    expected = add(expected, block->cross_attention_norm, block->cross_attention_output_norm,
+                   [&](const at::Tensor& t) {
+                     return block->cross_attention.ptr()->forward(t, memory, memory);
+                   });
+    expected = add(expected, block->feed_forward_norm, block->feed_forward_output_norm,
+                   [&](const at::Tensor& t) { return block->feed_forward.ptr()->forward(t); });
+    const auto output = block.ptr()->forward(x, TransformerInputs().memory(memory));
+    EXPECT_TRUE(is_close(output, expected, 1e-12));  // the same products, scaled
+    auto leaves = block->parameters();
+    leaves.push_back(x);
+    const auto direction = uniform({B, L, E}, at::kDouble);
+    // Sums over 22 tokens, which may be added in another order.
+    EXPECT_TRUE(are_close(torch::autograd::grad({output}, leaves, {direction}),
+                          torch::autograd::grad({expected}, leaves, {direction}), 1e-12));
+  }
+  auto block = with_random_norms(
+      TransformerBlock(block_options(E, H, G).parallel(true).residual_scale(kScale)));
+  const auto y = uniform({B, L, E}, at::kFloat);
+  const auto layers =
+      block->attention(block->attention_norm(y)) + block->feed_forward(block->feed_forward_norm(y));
+  // The three terms are added in one order or another.
+  EXPECT_TRUE(is_close(block(y), y + kScale * layers, 8 * unit_roundoff(at::kFloat)));
+  EXPECT_EQ(printed(block),
+            "heed::TransformerBlock(norm=layer_norm, norm_placement=pre, parallel=true, "
+            "residual_scale=-0.3, dropout=0)");
+}
+
 TEST(TransformerBlock, RefusesOptionsThatContradictEachOther) {
   const auto error = [](const TransformerBlockOptions& options) {
     return value_error([&] { TransformerBlock{options}; });
@@ -124,6 +188,10 @@ TEST(TransformerBlock, RefusesOptionsThatContradictEachOther) {
             "TransformerBlock: feed_forward_dropout (1) must be in [0, 1)");
   EXPECT_EQ(error(plain().norm_unit_offset(true)),
             "Norm: unit_offset must be false for layer_norm");
+  EXPECT_EQ(error(plain().residual_scale(0.0)),
+            "TransformerBlock: residual_scale (0) must be finite and not 0");
+  EXPECT_EQ(error(plain().residual_scale(INFINITY)),
+            "TransformerBlock: residual_scale (inf) must be finite and not 0");
 }
 
 /// Windows, rotary embeddings and none, another scale, another inner size.
@@ -166,8 +234,11 @@ TEST(Encoder, HasBlocksThatDiffer) {
 TEST(Decoder, GeneratesWithBlocksThatDiffer) {
   torch::manual_seed(moved(4));
   const at::NoGradGuard no_grad;
-  auto options = DecoderOptions(V, EncoderOptions(different_blocks()));
-  auto model = with_random_norms(Decoder(options.embedding_scale(std::sqrt(E)).softcap(3.0)));
+  auto blocks = different_blocks();
+  blocks[1].residual_scale(0.4);
+  auto options = DecoderOptions(V, EncoderOptions(blocks));
+  options.embedding_scale(std::sqrt(E)).scores_scale(0.7).softcap(3.0);
+  auto model = with_random_norms(Decoder(options));
   const auto tokens = at::randint(V, {1, L}, at::kLong);
   const auto expected = model(tokens);
   auto caches = model->make_caches(1, L);
@@ -231,6 +302,12 @@ TEST(Decoder, ScalesEmbeddingsAndLimitsScores) {
             "Decoder: embedding_scale (inf) must be finite and not 0");
   EXPECT_EQ(error(DecoderOptions(plain).embedding_scale(0.0)),
             "Decoder: embedding_scale (0) must be finite and not 0");
+  EXPECT_EQ(error(DecoderOptions(plain).scores_scale(0.0)),
+            "Decoder: scores_scale (0) must be finite and not 0");
+  EXPECT_EQ(error(DecoderOptions(plain).scores_scale(-INFINITY)),
+            "Decoder: scores_scale (-inf) must be finite and not 0");
+  EXPECT_EQ(printed(Decoder(DecoderOptions(plain).scores_scale(0.25).softcap(2.0))),
+            "heed::Decoder(vocab_size=50, tied_head=true, scores_scale=0.25, softcap=2)");
 }
 
 /// The scale of the embedding, sqrt(E), has the embedding's precision: 5.65685 is 5.65625 in

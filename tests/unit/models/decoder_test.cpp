@@ -7,6 +7,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/autocast.h>
@@ -20,6 +21,7 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -213,6 +215,56 @@ TEST(Decoder, HasTheLossOfItsScores) {
       }
     }
   }
+}
+
+/// Tied and not, with a limit and without, in all ways to compute scores.
+TEST(Decoder, ScalesItsScores) {
+  torch::manual_seed(moved(44));
+  constexpr double kScale = -7.5;
+  const auto text = random_tokens({B, L + 1});
+  const auto tokens = text.slice(1, 0, -1), targets = text.slice(1, 1);
+  for (const bool tied : {true, false}) {
+    for (const auto cap : {std::optional<double>(), std::optional(2.0)}) {
+      auto options = DecoderOptions(V, llama_options(E, H, G), 2).tied_head(tied);
+      Decoder model(options.scores_scale(kScale).softcap(cap));
+      model->to(at::kDouble);
+      const auto expected = [&] {
+        const auto& weight = tied ? model->token_embedding->weight : model->head->weight;
+        const auto hidden = model->stack(model->token_embedding(tokens));
+        const auto scores = kScale * hidden.matmul(weight.t());
+        return cap ? *cap * at::tanh(scores / *cap) : scores;
+      };
+      // Sums of at most 96 terms in another order, in two layers.
+      EXPECT_TRUE(is_close(model(tokens), expected(), 1e-12));
+      EXPECT_TRUE(is_close(std::get<0>(model->forward_with_weights(tokens)), expected(), 1e-12));
+      const auto direction = uniform({B, L, V}, at::kDouble);
+      EXPECT_TRUE(are_close(with_gradients((model(tokens) * direction).sum(), model),
+                            with_gradients((expected() * direction).sum(), model), 1e-11));
+      const auto loss = at::cross_entropy_loss(expected().flatten(0, 1), targets.flatten());
+      EXPECT_TRUE(are_close(with_gradients(model->loss(tokens, targets), model),
+                            with_gradients(loss, model), 1e-11));
+      const at::NoGradGuard no_grad;
+      auto caches = model->make_caches(B, L), others = model->make_caches(B, L);
+      EXPECT_TRUE(is_close(model->forward_cached(tokens, caches), expected(), 1e-12));
+      EXPECT_TRUE(is_close(model->forward_cached(tokens, others, {}, /*last_only=*/true),
+                           expected().narrow(1, L - 1, 1), 1e-12));
+    }
+  }
+}
+
+/// A power of two changes no digit, whatever the dtype.
+TEST(Decoder, ScalesScoresExactlyByAPowerOfTwo) {
+  torch::manual_seed(moved(45));
+  const at::NoGradGuard no_grad;
+  const DecoderOptions options(V, llama_options(E, H, G), 2);
+  Decoder plain(options), scaled(DecoderOptions(options).scores_scale(0.0625));
+  for (size_t i = 0; i < plain->parameters().size(); ++i) {
+    scaled->parameters()[i].copy_(plain->parameters()[i]);
+  }
+  plain->to(at::kBFloat16);
+  scaled->to(at::kBFloat16);
+  const auto tokens = random_tokens({B, L});
+  EXPECT_TRUE(scaled(tokens).equal(plain(tokens) * 0.0625));
 }
 
 TEST(Decoder, HasALossInLowerPrecision) {

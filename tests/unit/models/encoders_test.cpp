@@ -14,6 +14,7 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/utils.h>
 
+#include <memory>
 #include <optional>
 
 #include "support/expect.h"
@@ -73,6 +74,35 @@ TEST(TextEncoder, CountsNoPadding) {
   const auto moved = plain->position_embedding->weight.index_select(0, positions);
   plain->position_embedding->weight.narrow(0, 0, L).copy_(moved);
   EXPECT_TRUE(counted(tokens).equal(plain(tokens)));
+}
+
+/// ELECTRA's embeddings are narrower than its blocks.
+TEST(TextEncoder, ProjectsItsEmbeddings) {
+  torch::manual_seed(moved(4));
+  constexpr int64_t kNarrow = 12;
+  const at::NoGradGuard no_grad;
+  const auto positions =
+      PositionEmbeddingOptions(kNarrow).kind(PositionKind::learned).max_length(16);
+  TextEncoder encoder(bert_options().embedding_dim(kNarrow).positions(positions));
+  const auto tokens = at::randint(V, {B, L}, at::kLong);
+  const auto embedded = encoder->embedding_norm(
+      encoder->token_embedding(tokens) + encoder->position_embedding->weight.narrow(0, 0, L) +
+      encoder->type_embedding->weight[0]);
+  const auto& projection = *encoder->embedding_projection;
+  ASSERT_EQ(projection.weight.sizes(), at::IntArrayRef({E, kNarrow}));
+  // Products of 12 terms in another order; two blocks pass that on.
+  const auto x = embedded.matmul(projection.weight.t()) + projection.bias;
+  EXPECT_TRUE(is_close(encoder->forward(tokens), encoder->stack->forward(x), 1e-5));
+  const auto copy = std::dynamic_pointer_cast<TextEncoderImpl>(encoder->clone());
+  EXPECT_TRUE(copy->forward(tokens).equal(encoder->forward(tokens)));
+  EXPECT_EQ(printed(encoder),
+            "heed::TextEncoder(vocab_size=50, embedding_dim=12, type_vocab_size=2, "
+            "embedding_norm=true)");
+  EXPECT_FALSE(TextEncoder(bert_options().embedding_dim(E))->embedding_projection);
+  EXPECT_ERROR("TextEncoder: embedding_dim (0) must be at least 1",
+               TextEncoder(bert_options().embedding_dim(0)));
+  EXPECT_ERROR("TextEncoder: positions emb_dim (32) must equal embedding_dim (12)",
+               TextEncoder(bert_options().embedding_dim(kNarrow)));
 }
 
 TEST(TextEncoder, TakesAMaskAndTypesInAnyModule) {

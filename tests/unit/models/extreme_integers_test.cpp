@@ -165,10 +165,11 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
     causal.attention().causal(true);
     Decoder(DecoderOptions(n[0], causal, 1));
   });
-  try_numbers("TextEncoder", 3, [&](const auto& n) {
+  try_numbers("TextEncoder", 4, [&](const auto& n) {
     TextEncoder(TextEncoderOptions(n[0], EncoderOptions(block, 1))
                     .padding_token(n[1])
-                    .type_vocab_size(n[2]));
+                    .type_vocab_size(n[2])
+                    .embedding_dim(n[3]));
   });
   try_numbers("HeadTransform", 1, [](const auto& n) { HeadTransform(HeadTransformOptions(n[0])); });
   const TextEncoderOptions encoder(8, EncoderOptions(block, 1));

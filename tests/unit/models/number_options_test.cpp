@@ -105,7 +105,8 @@ TEST(NumberOptions, OfLayersAndCachesTakeNoBool) {
 
 TEST(NumberOptions, OfModelsTakeNoBool) {
   expect_numbers<DecoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(embedding_scale),
-                                 HEED_OPTION(softcap), HEED_OPTION(dropout));
+                                 HEED_OPTION(scores_scale), HEED_OPTION(softcap),
+                                 HEED_OPTION(dropout));
   expect_numbers<EncoderOptions>(HEED_OPTION(num_layers));
   expect_numbers<GradScalerOptions>(HEED_OPTION(init_scale), HEED_OPTION(growth_factor),
                                     HEED_OPTION(backoff_factor), HEED_OPTION(growth_interval));
@@ -119,10 +120,11 @@ TEST(NumberOptions, OfModelsTakeNoBool) {
                                   HEED_OPTION(min_p), HEED_OPTION(repetition_penalty),
                                   HEED_OPTION(presence_penalty), HEED_OPTION(frequency_penalty),
                                   HEED_OPTION(no_repeat_ngram_size), HEED_OPTION(min_new_tokens));
-  expect_numbers<TextEncoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(padding_token),
-                                     HEED_OPTION(type_vocab_size), HEED_OPTION(dropout));
-  expect_numbers<TransformerBlockOptions>(HEED_OPTION(norm_eps), HEED_OPTION(dropout),
-                                          HEED_OPTION(feed_forward_dropout));
+  expect_numbers<TextEncoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(embedding_dim),
+                                     HEED_OPTION(padding_token), HEED_OPTION(type_vocab_size),
+                                     HEED_OPTION(dropout));
+  expect_numbers<TransformerBlockOptions>(HEED_OPTION(norm_eps), HEED_OPTION(residual_scale),
+                                          HEED_OPTION(dropout), HEED_OPTION(feed_forward_dropout));
 }
 
 TEST(NumberOptions, TakeNoBoolInConstructors) {

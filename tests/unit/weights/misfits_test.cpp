@@ -76,6 +76,11 @@ TEST_F(LoadAdvice, OnNamesOfModels) {
                  "gemma2(), for a Decoder");
   expect_advised(*decoder(gated(NormPlacement::output)), name_maps::olmo2(),
                  "olmo2(), for a Decoder");
+  expect_advised(*decoder(gated(NormPlacement::sandwich)), name_maps::gemma3(),
+                 "gemma3(), for a Decoder");
+  expect_advised(*decoder(gated(NormPlacement::sandwich)), name_maps::glm4(),
+                 "glm4(), for a Decoder");
+  expect_advised(*decoder(block_options()), name_maps::starcoder2(), "starcoder2(), for a Decoder");
   expect_advised(*decoder(block_options(), /*positions=*/true), name_maps::gpt2(),
                  "gpt2(), for a Decoder");
   expect_advised(*decoder(block_options(), /*positions=*/true), name_maps::nanogpt(),

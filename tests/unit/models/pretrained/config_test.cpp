@@ -49,9 +49,10 @@ TEST_F(PretrainedConfig, NamesItsFamily) {
   EXPECT_EQ(error("dbrx", ""),
             R"(model_type "dbrx" is a mixture of experts of a family that is not supported)");
   EXPECT_EQ(error("opt", ""),
-            R"(model_type "opt" is not supported (bert, distilbert, gemma, gemma2, gemma3_text, )"
-            "gpt2, gpt_neox, llama, mistral, mixtral, modernbert, olmo2, olmoe, phi3, qwen2, "
-            "qwen2_moe, qwen3, qwen3_moe, roberta, smollm3, stablelm, vit)");
+            R"(model_type "opt" is not supported (bert, camembert, cohere2, distilbert, electra, )"
+            "gemma, gemma2, gemma3, gemma3_text, glm4, gpt2, gpt_neox, granite, llama, mistral, "
+            "mixtral, modernbert, olmo2, olmo3, olmoe, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, "
+            "roberta, smollm3, stablelm, starcoder2, vit, xlm-roberta)");
 }
 
 TEST_F(PretrainedConfig, HasValuesOfItsFieldsTypes) {
@@ -101,6 +102,8 @@ TEST_F(PretrainedConfig, IsUnderstoodToTheLastField) {
             R"(quantization_config {"bits":4} is of weights that another program has quantized, )"
             "which heed does not read: load the model of which they were made, with "
             "PretrainedOptions::weights");
+  EXPECT_EQ(error("gemma3", R"("text_config": {"attention_sinks": 4},)"),
+            "text_config.attention_sinks 4" + rule);
   EXPECT_EQ(error("bert", R"("pruned_heads": {"1": [2]},)"),
             R"(pruned_heads {"1":[2]} is not supported ({}))");
   EXPECT_EQ(error("bert", R"("is_decoder": true,)"), "is_decoder true is not supported (false)");

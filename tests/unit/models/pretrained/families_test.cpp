@@ -292,6 +292,35 @@ TEST_F(PretrainedFamily, Gemma3) {
             "attn_logit_softcapping 50.0 is not supported (null)");
 }
 
+TEST_F(PretrainedFamily, Gemma3OfFoldersWithImages) {
+  const auto gemma = family("gemma3", R"("tie_word_embeddings": false, "mm_tokens_per_image": 256,
+      "vision_config": {"hidden_size": 8, "rope_theta": 3.0}, "image_token_index": 262144,
+      "eos_token_id": [1, 106], "text_config": {"model_type": "gemma3_text",
+        "num_hidden_layers": 2, "sliding_window": 5, "sliding_window_pattern": 2,
+        "tie_word_embeddings": true, "use_cache": true, "torch_dtype": "bfloat16"},)");
+  const auto options = std::get<DecoderOptions>(gemma.options);
+  EXPECT_FALSE(options.tied_head());  // the text's own field is not used
+  EXPECT_EQ(windows_of(options.stack()), Windows({5, kNone}));
+  EXPECT_EQ(gemma.part.value().field, "text_config");
+  EXPECT_EQ(gemma.part->model_type, "gemma3_text");
+  EXPECT_FALSE(gemma.part->tied_head);
+  EXPECT_TRUE(decoder("gemma3").tied_head());
+  EXPECT_EQ(decoder("gemma3").vocab_size(), 262208);
+  EXPECT_FALSE(family("gemma3_text", "").part);
+  const auto text_error = [&](const std::string& fields) {
+    return error("gemma3", R"("text_config": {)" + fields + "},");
+  };
+  EXPECT_EQ(text_error(R"("final_logit_softcapping": 30.0)"),
+            "text_config.final_logit_softcapping 30.0 is not supported (null)");
+  EXPECT_EQ(text_error(R"("model_type": "gemma2")"),
+            R"(text_config.model_type "gemma2" is not supported ("gemma3_text"))");
+  EXPECT_EQ(text_error(R"("is_encoder_decoder": true)"),
+            "text_config.is_encoder_decoder true is not supported (false)");
+  EXPECT_EQ(error("gemma3", R"("text_config": [],)"), "text_config [] must be an object");
+  EXPECT_EQ(error("gemma3", R"("hidden_size": 64,)"),
+            "hidden_size 64 is not understood; it may change the numbers");
+}
+
 TEST_F(PretrainedFamily, Olmo2) {
   const auto olmo = decoder("olmo2", R"("rms_norm_eps": 1e-6,)");
   EXPECT_EQ(olmo.stack().final_norm(), true);
@@ -299,6 +328,130 @@ TEST_F(PretrainedFamily, Olmo2) {
   EXPECT_EQ(block.norm_placement(), NormPlacement::output);
   EXPECT_TRUE(block.attention().qk_norm().value().across_heads());
   EXPECT_EQ(block.attention().qk_norm()->eps(), 1e-6);
+}
+
+TEST_F(PretrainedFamily, Olmo3) {
+  const auto olmo = decoder("olmo3", R"("num_hidden_layers": 5,)");
+  EXPECT_EQ(windows_of(olmo.stack()), Windows({4096, 4096, 4096, kNone, 4096}));
+  const auto& block = olmo.stack().block();
+  EXPECT_EQ(block.norm_placement(), NormPlacement::output);
+  EXPECT_EQ(block.norm_eps(), 1e-5);
+  EXPECT_TRUE(block.attention().qk_norm().value().across_heads());
+  EXPECT_EQ(windows("olmo3", R"("num_hidden_layers": 2, "sliding_window": 7,
+                                "layer_types": ["full_attention", "sliding_attention"],)"),
+            Windows({kNone, 7}));
+  EXPECT_EQ(error("olmo3", R"("sliding_window": null,)"),
+            "sliding_window null must be given for layers with sliding_attention");
+}
+
+TEST_F(PretrainedFamily, Starcoder2) {
+  const auto plain = decoder("starcoder2", R"("embedding_dropout": 0.125,
+      "residual_dropout": 0.25, "mlp_type": "default", "norm_type": "layer_norm",)");
+  EXPECT_EQ(plain.vocab_size(), 49152);
+  EXPECT_TRUE(plain.tied_head());
+  EXPECT_EQ(plain.dropout(), 0.125);
+  const auto& block = plain.stack().block();
+  EXPECT_EQ(block.norm(), NormKind::layer_norm);
+  EXPECT_TRUE(block.norm_bias());
+  EXPECT_EQ(block.norm_eps(), 1e-5);
+  EXPECT_EQ(block.dropout(), 0.25);
+  EXPECT_TRUE(block.attention().input_bias());
+  EXPECT_TRUE(block.attention().output_bias());
+  EXPECT_EQ(block.attention().group_num(), 2);
+  EXPECT_FALSE(block.attention().window());
+  EXPECT_EQ(block.feed_forward().activation(), Activation::gelu_tanh);
+  EXPECT_TRUE(block.feed_forward().bias());
+  const auto other = this->block("starcoder2", R"("use_bias": false, "hidden_act": "relu",
+      "norm_epsilon": 1e-6, "sliding_window": 7, "head_dim": null,)");
+  EXPECT_FALSE(other.attention().input_bias());
+  EXPECT_FALSE(other.attention().output_bias());
+  EXPECT_FALSE(other.feed_forward().bias());
+  EXPECT_EQ(other.feed_forward().activation(), Activation::relu);
+  EXPECT_EQ(other.norm_eps(), 1e-6);
+  EXPECT_EQ(other.attention().window(), 7);
+  EXPECT_EQ(other.attention().head_dim(), 128);
+  EXPECT_EQ(error("starcoder2", R"("mlp_type": "gated",)"),
+            R"(mlp_type "gated" is not supported ("default"))");
+}
+
+TEST_F(PretrainedFamily, Cohere2) {
+  const auto plain = decoder("cohere2", R"("num_hidden_layers": 5,)");
+  EXPECT_EQ(plain.scores_scale(), 0.0625);
+  EXPECT_TRUE(plain.tied_head());
+  EXPECT_EQ(windows_of(plain.stack()), Windows({4096, 4096, 4096, kNone, 4096}));
+  const auto& block = plain.stack().blocks().at(0);
+  EXPECT_EQ(block.norm(), NormKind::layer_norm);
+  EXPECT_FALSE(block.norm_bias());
+  EXPECT_TRUE(block.parallel());
+  EXPECT_TRUE(block.shared_norm());
+  EXPECT_EQ(block.attention().rotary(),
+            RotaryEmbeddingOptions(128).pairing(RotaryPairing::interleaved));
+  EXPECT_FALSE(plain.stack().blocks().at(3).attention().rotary());
+  EXPECT_FALSE(block.feed_forward().bias());
+  const auto other = decoder("cohere2", R"("num_hidden_layers": 2, "logit_scale": 0.25,
+      "sliding_window": 5, "sliding_window_pattern": 2, "layer_switch": 2, "attention_bias": true,
+      "layer_norm_eps": 1e-6, "head_dim": 64, "order_of_interleaved_layers": "local_attn_first",
+      "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "use_embedding_sharing": true,
+      "use_gated_activation": true, "use_parallel_block": true, "use_parallel_embedding": true,)");
+  EXPECT_EQ(other.scores_scale(), 0.25);
+  EXPECT_EQ(windows_of(other.stack()), Windows({5, kNone}));
+  EXPECT_TRUE(other.stack().block().attention().output_bias());
+  EXPECT_EQ(other.stack().block().attention().head_dim(), 64);
+  EXPECT_EQ(other.stack().block().norm_eps(), 1e-6);
+  EXPECT_EQ(error("cohere2", R"("layer_switch": 3,)"),
+            "layer_switch 3 must equal sliding_window_pattern (4)");
+  EXPECT_EQ(error("cohere2", R"("logit_scale": 0,)"), "logit_scale 0 must not be 0");
+  EXPECT_EQ(error("cohere2", R"("use_parallel_block": false,)"),
+            "use_parallel_block false is not supported (true)");
+  EXPECT_EQ(error("cohere2", R"("sliding_window": null,)"),
+            "sliding_window null must be given for layers with sliding_attention");
+}
+
+TEST_F(PretrainedFamily, Granite) {
+  const auto plain = decoder("granite");
+  EXPECT_EQ(plain.embedding_scale(), 1.0);
+  EXPECT_EQ(plain.scores_scale(), 1.0);
+  EXPECT_FALSE(plain.tied_head());
+  EXPECT_EQ(plain.stack().block().residual_scale(), 1.0);
+  EXPECT_EQ(plain.stack().block().attention().scale(), 1.0);
+  EXPECT_EQ(plain.stack().block().attention().group_num(), 32);
+  const auto other = decoder("granite", R"("embedding_multiplier": 12.0, "logits_scaling": 16.0,
+      "residual_multiplier": 0.22, "attention_multiplier": 0.0078125, "attention_bias": true,
+      "mlp_bias": true, "head_dim": 24, "num_key_value_heads": null,)");
+  EXPECT_EQ(other.embedding_scale(), 12.0);
+  EXPECT_EQ(other.scores_scale(), 0.0625);
+  const auto& block = other.stack().block();
+  EXPECT_EQ(block.residual_scale(), 0.22);
+  EXPECT_EQ(block.attention().scale(), 0.0078125);
+  EXPECT_EQ(block.attention().head_dim(), 24);
+  EXPECT_TRUE(block.attention().output_bias());
+  EXPECT_TRUE(block.feed_forward().bias());
+  for (const std::string name :
+       {"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"}) {
+    EXPECT_EQ(error("granite", '"' + name + R"(": 0.0,)"), name + " 0.0 must not be 0");
+    EXPECT_EQ(error("granite", '"' + name + R"(": null,)"), name + " null must be a finite number");
+  }
+}
+
+TEST_F(PretrainedFamily, Glm4) {
+  const auto plain = decoder("glm4");
+  EXPECT_EQ(plain.vocab_size(), 151552);
+  EXPECT_FALSE(plain.tied_head());
+  const auto& block = plain.stack().block();
+  EXPECT_EQ(block.norm_placement(), NormPlacement::sandwich);
+  EXPECT_EQ(block.norm_eps(), 1.5625e-7);
+  EXPECT_FALSE(block.norm_unit_offset());
+  EXPECT_EQ(block.attention().group_num(), 2);
+  EXPECT_TRUE(block.attention().input_bias());
+  EXPECT_FALSE(block.attention().output_bias());
+  EXPECT_FALSE(block.feed_forward().bias());
+  EXPECT_EQ(block.attention().rotary(),
+            RotaryEmbeddingOptions(128).rotary_dim(64).pairing(RotaryPairing::interleaved));
+  const auto other = this->block("glm4", R"("attention_bias": false, "head_dim": 64,
+      "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 1.0},)");
+  EXPECT_FALSE(other.attention().input_bias());
+  EXPECT_EQ(other.attention().rotary(),
+            RotaryEmbeddingOptions(64).base(500.0).pairing(RotaryPairing::interleaved));
 }
 
 TEST_F(PretrainedFamily, SmolLm3) {
@@ -348,6 +501,34 @@ TEST_F(PretrainedFamily, BertAndRoberta) {
             "pad_token_id null must be a whole number from 0 to 2147483647");
   EXPECT_EQ(error("bert", R"("position_embedding_type": "relative_key",)"),
             R"(position_embedding_type "relative_key" is not supported ("absolute"))");
+}
+
+TEST_F(PretrainedFamily, XlmRobertaAndCamembert) {
+  for (const std::string type : {"xlm-roberta", "camembert"}) {
+    EXPECT_EQ(text_encoder(type).vocab_size(), 30522);
+    EXPECT_EQ(text_encoder(type).padding_token(), 1);
+    EXPECT_EQ(text_encoder(type, R"("pad_token_id": 3, "output_past": true,)").padding_token(), 3);
+    EXPECT_EQ(text_encoder(type).stack().block().norm_placement(), NormPlacement::post);
+  }
+}
+
+TEST_F(PretrainedFamily, Electra) {
+  const auto plain = text_encoder("electra", R"("summary_type": "first",
+      "summary_use_proj": true, "summary_activation": "gelu", "summary_last_dropout": 0.1,)");
+  EXPECT_EQ(plain.vocab_size(), 30522);
+  EXPECT_EQ(plain.embedding_dim(), 128);
+  EXPECT_EQ(plain.positions().value().emb_dim(), 128);
+  EXPECT_EQ(plain.type_vocab_size(), 2);
+  EXPECT_FALSE(plain.padding_token());
+  const auto& block = plain.stack().block();
+  EXPECT_EQ(block.attention().emb_dim(), 256);
+  EXPECT_EQ(block.attention().head_num(), 4);
+  EXPECT_EQ(block.feed_forward().hidden_dim(), 1024);
+  const auto wide = text_encoder("electra", R"("embedding_size": 256,)");
+  EXPECT_FALSE(wide.embedding_dim());
+  EXPECT_EQ(wide.positions()->emb_dim(), 256);
+  EXPECT_EQ(error("bert", R"("embedding_size": 128,)"),
+            "embedding_size 128 is not understood; it may change the numbers");
 }
 
 TEST_F(PretrainedFamily, DistilBert) {

@@ -2,6 +2,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+#include <heed/name_maps.h>
 #include <heed/pretrained.h>
 #include <heed/weights.h>
 #include <sys/stat.h>
@@ -175,6 +176,40 @@ TEST_F(PretrainedFolder, MayHaveOtherDtypesInWhatIsLeftOut) {
   write(weights_, file.replace(file.find("C64"), 3, "X64"));
   const auto unheld = error();
   EXPECT_TRUE(contains(unheld, R"(a tensor of "X64" in the file: model.norm.weight)")) << unheld;
+}
+
+/// A text model beside a vision tower is saved in a folder of its own.
+TEST_F(PretrainedFolder, MayDescribeATextModelBesideOthers) {
+  const at::NoGradGuard no_grad;
+  write(config_, R"({"model_type": "gemma3", "tie_word_embeddings": false, "dtype": "float32",
+      "vision_config": {"hidden_size": 8}, "text_config": {"model_type": "gemma3_text",
+      "vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+      "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+      "tie_word_embeddings": true}})");
+  auto model = make_model(config_);
+  auto file = name_maps::gemma3().invert(*model);
+  file["vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight"] = at::ones({3, 3});
+  file["multi_modal_projector.mm_input_projection_weight"] = at::ones({8, 16});
+  save_weights(file, weights_);
+  const auto tokens = at::arange(8).unsqueeze(0);
+  const auto expected = model->forward(tokens);
+  auto loaded = load_pretrained(folder_);
+  EXPECT_TRUE(loaded->forward(tokens).equal(expected));
+  EXPECT_ERROR("save_pretrained: folder (" + folder_ + "/.) must be another folder than that of " +
+                   config_ + ", which describes other models too",
+               save_pretrained(loaded, folder_ + "/.", folder_));
+  const auto other = folder_ + "/text";
+  save_pretrained(loaded, other, folder_);
+  const auto config = read_bytes(other + "/config.json");
+  for (const auto* field : {R"("model_type": "gemma3_text")", R"("tie_word_embeddings": false)",
+                            R"("head_dim": 4)", R"("dtype": "float32")"}) {
+    EXPECT_TRUE(contains(config, field)) << config;
+  }
+  EXPECT_FALSE(contains(config, "vision")) << config;
+  const auto names = read_weights(other + "/model.safetensors");
+  EXPECT_EQ(names.count("model.embed_tokens.weight"), 1U);
+  EXPECT_EQ(names.count("lm_head.weight"), 1U);
+  EXPECT_TRUE(load_pretrained(other)->forward(tokens).equal(expected));
 }
 
 /// transformers 4 leaves such a head out and transformers 5 takes it: the text would be another one

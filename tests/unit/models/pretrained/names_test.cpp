@@ -61,11 +61,14 @@ class PretrainedNames : public PretrainedFiles {
     const auto path = (directory_ / "model.safetensors").string();
     save_weights(theirs_, path);
     static const std::map<std::string, std::string> others = {
-        {"mistral", "llama()"},   {"gemma", "llama()"},
-        {"smollm3", "llama()"},   {"qwen2", "llama()"},
-        {"qwen3", "llama()"},     {"gemma3_text", "gemma2()"},
-        {"stablelm", "llama()"},  {"gpt_neox", "gpt_neox(heads)"},
-        {"olmoe", "qwen3_moe()"}, {"qwen2_moe", "qwen3_moe()"}};
+        {"mistral", "llama()"},       {"gemma", "llama()"},
+        {"smollm3", "llama()"},       {"qwen2", "llama()"},
+        {"qwen3", "llama()"},         {"gemma3_text", "gemma2()"},
+        {"stablelm", "llama()"},      {"gpt_neox", "gpt_neox(heads)"},
+        {"granite", "llama()"},       {"cohere2", "llama()"},
+        {"olmo3", "olmo2()"},         {"camembert", "roberta()"},
+        {"xlm-roberta", "roberta()"}, {"olmoe", "qwen3_moe()"},
+        {"qwen2_moe", "qwen3_moe()"}};
     const auto found = others.find(type);
     const auto map = found == others.end() ? type + "()" : found->second;
     const auto error = value_error([&] { load_weights(model, path); });
@@ -139,17 +142,23 @@ TEST_F(PretrainedNames, OfLlamaAndItsLike) {
     expect_decoder_names(type, fields + R"("tie_word_embeddings": false,)",
                          names_of("model.layers", outer + head, layer, layer));
   };
-  for (const auto* type : {"llama", "mistral", "gemma", "smollm3"}) {
+  for (const auto* type : {"llama", "mistral", "gemma", "smollm3", "granite"}) {
     expect(type, projections + mlp + norms);
   }
+  expect("cohere2", projections + mlp + Names{"input_layernorm"});
   expect("qwen2",
          Names{"self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+", "self_attn.o_proj"} +
              mlp + norms);
   expect("qwen3", projections + qk_norms + mlp + norms);
   expect("gemma2", projections + mlp + four_norms);
   expect("gemma3_text", projections + qk_norms + mlp + four_norms);
-  expect("olmo2", projections + qk_norms + mlp +
-                      Names{"post_attention_layernorm", "post_feedforward_layernorm"});
+  for (const auto* type : {"olmo2", "olmo3"}) {
+    expect(type, projections + qk_norms + mlp +
+                     Names{"post_attention_layernorm", "post_feedforward_layernorm"});
+  }
+  expect("glm4", norms + Names{"post_self_attn_layernorm", "post_mlp_layernorm",
+                               "self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+",
+                               "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"});
   expect("phi3", norms + Names{"self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj",
                                "mlp.down_proj"});
   auto older = theirs_;
@@ -163,6 +172,59 @@ TEST_F(PretrainedNames, OfLlamaAndItsLike) {
   const auto with_norm = layer + Names{"post_attention_layernorm+"};
   expect_decoder_names("stablelm", stablelm,
                        names_of("model.layers", outer_norm, with_norm, with_norm));
+}
+
+TEST_F(PretrainedNames, OfStarcoder2) {
+  const Names layer = {
+      "self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+", "self_attn.o_proj+",
+      "mlp.c_fc+",         "mlp.c_proj+",       "input_layernorm+",  "post_attention_layernorm+"};
+  expect_decoder_names(
+      "starcoder2", kSizes + std::string(kGroups) + R"("tie_word_embeddings": false,)",
+      names_of("model.layers", {"model.embed_tokens", "model.norm+", "lm_head"}, layer, layer));
+}
+
+/// The names of text models whose folders have a vision tower too.
+TEST_F(PretrainedNames, OfGemma3) {
+  const Names layer = {"self_attn.q_proj",
+                       "self_attn.k_proj",
+                       "self_attn.v_proj",
+                       "self_attn.o_proj",
+                       "self_attn.q_norm",
+                       "self_attn.k_norm",
+                       "mlp.gate_proj",
+                       "mlp.up_proj",
+                       "mlp.down_proj",
+                       "input_layernorm",
+                       "post_attention_layernorm",
+                       "pre_feedforward_layernorm",
+                       "post_feedforward_layernorm"};
+  for (const std::string tied : {"true", "false"}) {
+    const auto fields = R"("tie_word_embeddings": )" + tied + R"(, "text_config": {)" + kSizes +
+                        kGroups + R"("model_type": "gemma3_text"},)";
+    expect_decoder_names("gemma3", fields,
+                         names_of("language_model.model.layers",
+                                  {"language_model.model.embed_tokens", "language_model.model.norm",
+                                   "language_model.lm_head"},
+                                  layer, layer));
+    // Since version 4.52, transformers gives these names to a state_dict.
+    NamedTensors newer;
+    const std::string text = "language_model.model.", head = "language_model.lm_head.";
+    for (const auto& [name, tensor] : theirs_) {
+      const bool is_head = name.rfind(head, 0) == 0;
+      newer[is_head ? "lm_head." + name.substr(head.size())
+                    : "model.language_model." + name.substr(text.size())] = tensor;
+    }
+    for (auto* file : {&theirs_, &newer}) {
+      const std::string place = file == &newer ? "model." : "";
+      for (const auto* name :
+           {"vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight",
+            "vision_tower.vision_model.head.probe", "vision_tower.post_layernorm.bias",
+            "multi_modal_projector.mm_input_projection_weight"}) {
+        (*file)[place + name] = uniform({3}, at::kFloat);
+      }
+      expect_reads<Decoder, DecoderOptions>("gemma3", fields, *file);
+    }
+  }
 }
 
 TEST_F(PretrainedNames, OfMixturesOfExperts) {
@@ -241,8 +303,8 @@ TEST_F(PretrainedNames, OfGpt2) {
 }
 
 TEST_F(PretrainedNames, OfBertAndRoberta) {
-  for (const std::string type : {"bert", "roberta"}) {
-    const auto prefix = type + ".";
+  for (const std::string type : {"bert", "roberta", "xlm-roberta", "camembert"}) {
+    const std::string prefix = type == "bert" ? "bert." : "roberta.";
     const Names layer = {"attention.self.query+",
                          "attention.self.key+",
                          "attention.self.value+",
@@ -279,6 +341,31 @@ TEST_F(PretrainedNames, OfBertAndRoberta) {
     }
     expect_reads<TextEncoder, TextEncoderOptions>(type, kSizes, plain);
   }
+}
+
+TEST_F(PretrainedNames, OfElectra) {
+  const auto fields = kSizes + std::string(R"("embedding_size": 16,)");
+  const Names layer = {"attention.self.query+",
+                       "attention.self.key+",
+                       "attention.self.value+",
+                       "attention.output.dense+",
+                       "attention.output.LayerNorm+",
+                       "intermediate.dense+",
+                       "output.dense+",
+                       "output.LayerNorm+"};
+  expect_text_encoder_names(
+      "electra", fields,
+      names_of("electra.encoder.layer",
+               {"electra.embeddings.word_embeddings", "electra.embeddings.position_embeddings",
+                "electra.embeddings.token_type_embeddings", "electra.embeddings.LayerNorm+",
+                "electra.embeddings_project+"},
+               layer, layer));
+  expect_reads<TextEncoder, TextEncoderOptions>(
+      "electra", fields,
+      without("electra.",
+              {"embeddings.position_ids", "discriminator_predictions.dense.weight",
+               "generator_predictions.LayerNorm.weight", "generator_lm_head.bias",
+               "sequence_summary.summary.weight", "classifier.out_proj.bias", "qa_outputs.bias"}));
 }
 
 TEST_F(PretrainedNames, OfDistilBert) {

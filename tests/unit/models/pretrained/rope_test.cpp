@@ -168,7 +168,7 @@ TEST_F(PretrainedRope, HasNamesOfItsOwnInGptNeoX) {
             "partial_rotary_factor 0.25 must be 0.5, by another field");
 }
 
-/// Gemma 3 and ModernBERT have one for global and one for local layers.
+/// Gemma 3, OLMo 3 and ModernBERT have one for global and one for local layers.
 TEST_F(PretrainedRope, DiffersBetweenLayers) {
   const std::string sizes = R"("hidden_size": 64, "num_attention_heads": 4, "head_dim": 16,
       "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],)";
@@ -194,6 +194,23 @@ TEST_F(PretrainedRope, DiffersBetweenLayers) {
   EXPECT_EQ(error("gemma3_text", R"("rope_parameters": {"full_attention": {"rope_type": "x"}},)"),
             R"(rope_parameters.full_attention.rope_type "x" is not supported (default, linear, )"
             "dynamic, yarn, llama3, longrope)");
+
+  const auto olmo = [&](const std::string& fields) {
+    const auto stack = decoder("olmo3", R"("hidden_size": 64, "num_attention_heads": 4,
+        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],)" +
+                                            fields)
+                           .stack();
+    return std::pair(stack.blocks().at(0).attention().rotary().value(),
+                     stack.blocks().at(1).attention().rotary().value());
+  };
+  EXPECT_EQ(olmo(""), std::pair(rope(5e5), rope(5e5)));
+  EXPECT_EQ(olmo(R"("rope_theta": 500000, "rope_scaling": {"rope_type": "linear", "factor": 8},)"),
+            std::pair(rope(5e5), rope(5e5).scaling(LinearScaling(8.0))));
+  EXPECT_EQ(olmo(R"("rope_parameters": {"full_attention": {"rope_theta": 3e6},
+                                        "sliding_attention": {"rope_theta": 3e4}},)"),
+            std::pair(rope(3e4), rope(3e6)));
+  EXPECT_EQ(error("olmo3", R"("rope_theta": 1e4,)"),
+            "rope_theta 10000.0 is not supported (500000, 500000.0)");
 
   const auto blocks = text_encoder("modernbert", R"("global_rope_theta": 2e5,
       "local_rope_theta": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0},)")
