@@ -28,6 +28,9 @@ from pretrained import LENGTHS, draw_tokens, gradients, moved, randomize, save
 CLASSES = {"sequence": hf.AutoModelForSequenceClassification,
            "token": hf.AutoModelForTokenClassification, "masked": hf.AutoModelForMaskedLM,
            "states": hf.AutoModel}
+FAMILIES = {"bert", "camembert", "distilbert", "modernbert", "roberta", "xlm-roberta", "gemma",
+            "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2",
+            "qwen3", "smollm3", "stablelm"}
 WITHOUT_TOKENS = {"gemma3_text", "olmo2"}  # which have no class for them
 PADDING = 3
 VARIANTS = 2  # of each family
@@ -60,9 +63,9 @@ def cases() -> dict:
     """Name -> (task, config)."""
     found, variants = {}, {}
     for name, (kind, config) in pretrained_cases.cases().items():
-        family = name.split("-")[0]
+        family = config.model_type
         variant = variants.get(family, 0)
-        if kind == "image_encoder" or variant == VARIANTS:
+        if family not in FAMILIES or variant == VARIANTS:
             continue
         variants[family] = variant + 1
         for task in tasks_of(family, kind):

@@ -213,7 +213,9 @@ TEST_P(Kernels, GateElementsOfAnySize) {
 TEST_P(Kernels, WeighTheRowsOfExperts) {
   torch::manual_seed(moved(12));
   constexpr int64_t kRows = 41, kColumns = 75;
-  const auto experts = at::rand({kRows, 5}).index_fill(1, at::tensor({2}), 2.0).argsort(1);
+  const auto experts = at::rand({kRows, 5})
+                           .index_fill(1, at::tensor({2}, at::kLong), 2.0)
+                           .argsort(/*dim=*/1, /*descending=*/false);
   const auto chosen = experts.narrow(1, 0, 3);
   const detail::ExpertPlaces places(chosen, 5);
   EXPECT_EQ(places.counts[2], 0);
