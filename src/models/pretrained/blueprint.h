@@ -37,7 +37,7 @@ struct Blueprint {
   NameMap names;  // of the model's weights
   // The start of all names but the head's, which files of a decoder without a head lack.
   std::string prefix = "model.";
-  std::string architecture = "";  // the first of architectures, such as "LlamaForCausalLM"
+  std::string architecture = {};  // the first of architectures, such as "LlamaForCausalLM"
   std::optional<ModelPart> part = std::nullopt;  // none if the model is described alone
 };
 
