@@ -161,6 +161,17 @@ void mixture_of_experts() {
   auto y = layer->forward(torch::randn({2, 10, 64}));  // [B, L, E]
 }
 
+void routing_record() {
+  heed::TransformerBlockOptions block(heed::GroupQueryAttentionOptions(64, 4, 2));
+  block.feed_forward(heed::MixtureOfExpertsOptions(64, 8, 2));
+  heed::Decoder model(heed::DecoderOptions(/*vocab_size=*/100, block, /*num_layers=*/2));
+  auto text = torch::randint(100, {2, 11});
+  heed::RoutingRecord record;
+  auto loss = model->loss(text.slice(1, 0, -1), text.slice(1, 1));
+  loss = loss + 0.01 * heed::load_balancing_loss(record.routings());
+  loss.backward();
+}
+
 void mixture_in_a_block() {
   heed::TransformerBlockOptions options(heed::GroupQueryAttentionOptions(64, 4, 2));
   heed::TransformerBlock block(options.feed_forward(heed::MixtureOfExpertsOptions(64, 8, 2)));
@@ -536,16 +547,16 @@ void image_encoder() {
 void run_all() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
       autocast, block_mask, checkpoint, cost, decoder, differential_attention, feed_forward,
-      feed_forward_of_ones_own, feed_forward_layers, mixture_of_experts, mixture_in_a_block,
-      clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache, fixed_kv_cache,
-      paged_kv_cache, quantize, latent_attention, deepseek_attention, linear, linear_cross_entropy,
-      masks, merge_attention, model_cost, multi_head_attention_function, multi_head_attention,
-      multi_head_attention_base, name_maps, pack_weights, save_weights, save_tensors,
-      load_weights_of_a_stream, named_tensors, norm, position_embedding, projected_memory, qk_norm,
-      relative_position_bias, residual_attention, rotary_embedding, sampling,
-      scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs, encoder,
-      text_encoder, head_transform, sequence_classifier, token_classifier, masked_language_model,
-      pool_tokens, image_encoder, load_weights);
+      feed_forward_of_ones_own, feed_forward_layers, mixture_of_experts, routing_record,
+      mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache,
+      fixed_kv_cache, paged_kv_cache, quantize, latent_attention, deepseek_attention, linear,
+      linear_cross_entropy, masks, merge_attention, model_cost, multi_head_attention_function,
+      multi_head_attention, multi_head_attention_base, name_maps, pack_weights, save_weights,
+      save_tensors, load_weights_of_a_stream, named_tensors, norm, position_embedding,
+      projected_memory, qk_norm, relative_position_bias, residual_attention, rotary_embedding,
+      sampling, scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs,
+      encoder, text_encoder, head_transform, sequence_classifier, token_classifier,
+      masked_language_model, pool_tokens, image_encoder, load_weights);
 }
 
 }  // namespace header

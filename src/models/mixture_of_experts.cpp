@@ -145,7 +145,7 @@ void MixtureOfExpertsImpl::reset() {
   router = register_module("router", detail::make_linear(width, count, options.router_bias()));
   experts = register_module("experts", torch::nn::ModuleList());
   for (int64_t i = 0; i < count; ++i) experts->push_back(FeedForward(options.expert()));
-  if (options.shared()) shared = register_module("shared", FeedForward(*options.shared()));
+  if (const auto& own = options.shared()) shared = register_module("shared", FeedForward(*own));
   if (options.shared_gate()) {
     fc_shared_gate =
         register_module("fc_shared_gate", detail::make_linear(width, 1, /*bias=*/false));

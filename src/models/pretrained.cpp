@@ -310,7 +310,7 @@ void check_keeps_others(const std::string& folder, const std::string& config,
 
 /// The names of a saved model's weights. Packed weights have heed's names.
 NameMap saved_names(const torch::nn::Module& model, const Blueprint& blueprint) {
-  if (detail::has_packed_weights(model)) return NameMap();
+  if (detail::has_packed_weights(model)) return {};
   return blueprint.part ? blueprint.part->names : blueprint.names;
 }
 
@@ -347,6 +347,21 @@ void write(const std::string& path, std::string_view text) {
   detail::AtomicFile file(path);
   file.write(text);
   file.commit();
+}
+
+/// The end of a saved model's architecture; empty if it stays. Takes the head out of the blueprint
+/// of a decoder without one.
+template <typename Model>
+std::string_view saved_end(const Model& model, Blueprint& blueprint) {
+  if constexpr (std::is_same_v<Model, Decoder>) {
+    if (!model->options.head()) {
+      detail::remove_head(blueprint);
+      auto& names = blueprint.part ? blueprint.part->names : blueprint.names;
+      names = detail::without_prefix(names, blueprint.prefix);
+      return "Model";
+    }
+  }
+  return Kind<Model>::kEnd;
 }
 
 }  // namespace
@@ -402,15 +417,7 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
   detail::named("save_pretrained", [&] {
     const auto config = config_at(source);
     auto blueprint = read_blueprint_of<Model>(config);
-    std::string_view end = Kind<Model>::kEnd;
-    if constexpr (std::is_same_v<Model, Decoder>) {
-      if (!model->options.head()) {
-        detail::remove_head(blueprint);
-        auto& names = blueprint.part ? blueprint.part->names : blueprint.names;
-        names = detail::without_prefix(names, blueprint.prefix);
-        end = "Model";
-      }
-    }
+    const auto end = saved_end(model, blueprint);
     const auto dtype = model->parameters().front().scalar_type();
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
     HEED_CHECK(described(*model) == described(*skeleton),

@@ -39,7 +39,9 @@ void expect_no_wait(const std::string& name, const Run& run) {
   const WorkOfDevice device;
   run();
   const auto work = device.work();
-  EXPECT_EQ(work.synchronizations(), 0) << name << ": " << printed_waits(work);
+  // A mixture of experts reads how many rows each expert has.
+  const bool is_mixture = name.rfind("MixtureOfExperts", 0) == 0;
+  EXPECT_EQ(work.synchronizations(), is_mixture ? 1 : 0) << name << ": " << printed_waits(work);
   EXPECT_GT(work.launches(), 0) << name;
 }
 

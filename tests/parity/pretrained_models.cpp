@@ -138,8 +138,9 @@ double check_gradients(const NamedTensors& actual, const Fixture& expected) {
       continue;
     }
     const auto apart = (found->second - tensor).abs().max().item<double>();
-    // Keys' biases have no gradient but for rounding.
-    EXPECT_LE(apart, kGradients * tensor.abs().max().item<double>() + 1e-6 * largest) << name;
+    // Keys' biases have no gradient but for rounding; that of a classifier's bias almost cancels.
+    // Each of some 20 layers rounds by up to 6e-8.
+    EXPECT_LE(apart, kGradients * tensor.abs().max().item<double>() + 4e-6 * largest) << name;
     worst = std::max(worst, apart / largest);
   }
   return worst;

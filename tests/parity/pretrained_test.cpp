@@ -227,6 +227,13 @@ double root_mean_square(const at::Tensor& tensor) {
   return tensor.to(at::kDouble).square().mean().sqrt().item<double>();
 }
 
+bool has_experts(const torch::nn::Module& model) {
+  const auto modules = model.modules();
+  return std::any_of(modules.begin(), modules.end(), [](const auto& module) {
+    return module->template as<MixtureOfExperts>() != nullptr;
+  });
+}
+
 TEST_F(Pretrained, RoundsLikeTransformersInBfloat16) {
   const at::NoGradGuard no_grad;
   for (const auto& c : cases()) {
@@ -238,8 +245,10 @@ TEST_F(Pretrained, RoundsLikeTransformersInBfloat16) {
     auto model = load(c.kind, c.folder(), PretrainedOptions().dtype(at::kBFloat16));
     const auto scores = compute(model, expected);
     EXPECT_EQ(scores.scalar_type(), at::kBFloat16);
-    // Both err by the rounding of every layer's output, in other orders.
-    EXPECT_LE(error(scores), 1.25 * error(expected["bfloat16.scores"]));
+    // Both err by the rounding of every layer's output, in other orders. In a mixture, rounding
+    // also gives a few tokens other experts, other tokens in each program.
+    const bool is_mixture = has_experts(module_of(model));
+    EXPECT_LE(error(scores), (is_mixture ? 2.0 : 1.25) * error(expected["bfloat16.scores"]));
   }
 }
 

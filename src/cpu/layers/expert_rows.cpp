@@ -80,7 +80,7 @@ std::vector<void*> addresses_of(const std::vector<at::Tensor>& of_experts,
     if (places.counts[n] == 0) continue;
     const auto& tensor = of_experts[n];
     auto* row = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
-    const auto bytes = tensor.size(1) * static_cast<int64_t>(tensor.element_size());
+    const auto bytes = tensor.size(1) * tensor.element_size();
     for (int64_t i = 0; i < places.counts[n]; ++i, row += bytes) {
       rows[static_cast<size_t>(*order++)] = row;
     }

@@ -259,9 +259,9 @@ std::vector<bool> read_mixed_layers(const LlamaFields& fields) {
   constexpr auto kPlain = "mlp_only_layers";
   const auto& config = fields.config;
   const auto step = config.whole("decoder_sparse_step", 1, 1, INT32_MAX);
-  std::vector<bool> mixed;
+  std::vector<bool> mixed(static_cast<size_t>(fields.num_layers));
   for (int64_t layer = 0; layer < fields.num_layers; ++layer) {
-    mixed.push_back((layer + 1) % step == 0);
+    mixed[static_cast<size_t>(layer)] = (layer + 1) % step == 0;
   }
   for (const auto layer : config.sizes_or_null(kPlain).value_or(std::vector<int64_t>())) {
     if (layer >= fields.num_layers) {
