@@ -60,8 +60,8 @@ struct HEED_API PackOptions {
 /// parameters stop requiring gradients. `save_weights` writes packed weights, which `load_weights`
 /// and `load_pretrained` read without packing them again.
 ///
-/// Packed are all torch::nn::Linears below `module`, except LatentAttention's fc_kv_up and
-/// MixtureOfExperts' router, and embeddings as the options say. A module of your own must multiply by `heed::linear(fc, x)`.
+/// Packed are all torch::nn::Linears below `module`, but LatentAttention's fc_kv_up and a mixture's
+/// router, and embeddings as the options say. Modules of your own must call `heed::linear(fc, x)`.
 ///
 /// int8 rounds a weight to multiples of its output's largest one / 127, int4 to multiples of its
 /// group's largest one / 8; docs/numerics.md has bounds.
