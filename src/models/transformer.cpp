@@ -221,7 +221,8 @@ std::shared_ptr<torch::nn::Module> TransformerBlockImpl::feed_forward_module() c
 std::shared_ptr<torch::nn::Module> TransformerBlockImpl::clone(
     const std::optional<at::Device>& device) const {
   // LibTorch would pass over a layer of the user's that has no `clone`, whose own throws.
-  if (!feed_forward) feed_forward_module()->clone(device);
+  const bool is_users = std::holds_alternative<LayerFactory>(options.feed_forward_layer());
+  if (is_users) feed_forward_module()->clone(device);
   return Cloneable::clone(device);
 }
 

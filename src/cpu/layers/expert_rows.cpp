@@ -43,7 +43,10 @@ at::Tensor by_place(const std::vector<at::Tensor>& of_experts, const ExpertPlace
     if (tensor.size(0) > 0) with_rows.push_back(tensor);
   }
   if (with_rows.empty()) return of_experts.front();
-  return at::cat(with_rows).index_select(0, places.inverse);
+  const auto& order = places.order;
+  const auto positions = at::arange(order.numel(), order.options());
+  const auto inverse = at::empty_like(order).scatter_(0, order, positions);
+  return at::cat(with_rows).index_select(0, inverse);
 }
 
 /// `weigh_rows` by operators, on any device and differentiable. Without weights, all are 1.
@@ -175,18 +178,15 @@ WeighedGradients gradients_by_operators(const std::vector<at::Tensor>& outputs,
 /// Tensors and numbers of ExpertPlaces that a node keeps.
 void keep(AutogradContext* context, const ExpertPlaces& places, variable_list tensors) {
   tensors.push_back(places.order);
-  tensors.push_back(places.inverse);
   context->save_for_backward(std::move(tensors));
   context->saved_data["counts"] = places.counts;
   context->saved_data["top_k"] = places.top_k;
 }
 
 ExpertPlaces kept_places(AutogradContext* context, variable_list& saved) {
-  auto inverse = std::move(saved.back());
-  saved.pop_back();
   auto order = std::move(saved.back());
   saved.pop_back();
-  return {context->saved_data["top_k"].toInt(), std::move(order), std::move(inverse),
+  return {context->saved_data["top_k"].toInt(), std::move(order),
           context->saved_data["counts"].toIntVector()};
 }
 
@@ -258,17 +258,12 @@ bool are_recorded(const std::vector<at::Tensor>& tensors) {
 ExpertPlaces::ExpertPlaces(const at::Tensor& experts, int64_t expert_num)
     : top_k(experts.size(1)),
       order(at::argsort(experts.flatten(), /*stable=*/true, /*dim=*/0, /*descending=*/false)) {
-  inverse = at::empty_like(order).scatter_(0, order, at::arange(order.numel(), order.options()));
   const auto found = at::bincount(experts.flatten().cpu(), {}, expert_num);
   counts.assign(found.const_data_ptr<int64_t>(), found.const_data_ptr<int64_t>() + expert_num);
 }
 
-ExpertPlaces::ExpertPlaces(int64_t top_k, at::Tensor order, at::Tensor inverse,
-                           std::vector<int64_t> counts)
-    : top_k(top_k),
-      order(std::move(order)),
-      inverse(std::move(inverse)),
-      counts(std::move(counts)) {}
+ExpertPlaces::ExpertPlaces(int64_t top_k, at::Tensor order, std::vector<int64_t> counts)
+    : top_k(top_k), order(std::move(order)), counts(std::move(counts)) {}
 
 std::vector<at::Tensor> gather_rows(const at::Tensor& rows, const ExpertPlaces& places) {
   return are_recorded({rows}) ? GatherRows::apply(rows, places) : gathered(rows, places);

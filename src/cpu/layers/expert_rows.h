@@ -12,11 +12,10 @@ namespace heed::detail {
 struct ExpertPlaces {
   /// `experts` int64 [T, K], each in [0, expert_num).
   ExpertPlaces(const at::Tensor& experts, int64_t expert_num);
-  ExpertPlaces(int64_t top_k, at::Tensor order, at::Tensor inverse, std::vector<int64_t> counts);
+  ExpertPlaces(int64_t top_k, at::Tensor order, std::vector<int64_t> counts);
 
   int64_t top_k;                ///< K
   at::Tensor order;             ///< int64 [T K]: the place at each sorted position
-  at::Tensor inverse;           ///< int64 [T K]: the sorted position of each place
   std::vector<int64_t> counts;  ///< [N]: the places of each expert
 };
 
