@@ -275,17 +275,18 @@ def check(folder: Path) -> None:
     sys.exit(failed)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("task", choices=["write", "check"])
+def main(description: str, actions: dict) -> None:
+    """Calls the action that the command line names, with the folder that it names."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("task", choices=list(actions))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     hf.logging.set_verbosity_error()
     hf.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # the models are small
-    {"write": write, "check": check}[arguments.task](arguments.folder)
+    actions[arguments.task](arguments.folder)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"write": write, "check": check})

@@ -12,10 +12,8 @@ folder as transformers saves it, besides expected.pt with these tensors:
     loss: the mean of (scores * loss.factors)^2; gradient.NAME: by transformers' names
 """
 
-import argparse
 import copy
 import sys
-import warnings
 import zlib
 from pathlib import Path
 
@@ -23,7 +21,7 @@ import torch
 import transformers as hf
 
 import pretrained_cases
-from pretrained import LENGTHS, draw_tokens, gradients, moved, randomize, save
+from pretrained import LENGTHS, draw_tokens, gradients, main, moved, randomize, save
 
 CLASSES = {"sequence": hf.AutoModelForSequenceClassification,
            "token": hf.AutoModelForTokenClassification, "masked": hf.AutoModelForMaskedLM,
@@ -142,17 +140,5 @@ def check(folder: Path) -> None:
     sys.exit(failed)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("task", choices=["write", "check"])
-    parser.add_argument("folder", type=Path)
-    arguments = parser.parse_args()
-    hf.logging.set_verbosity_error()
-    hf.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # the models are small
-    {"write": write, "check": check}[arguments.task](arguments.folder)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, {"write": write, "check": check})

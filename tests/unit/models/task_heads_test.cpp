@@ -160,7 +160,7 @@ TEST(SequenceClassifier, ClassifiesPooledStatesOfAnEncoder) {
   }
 }
 
-/// As transformers does: the last token that is not padding, wherever the padding is.
+/// The padding may be anywhere, as in transformers.
 TEST(SequenceClassifier, FindsTheLastTokenThatIsNotPadding) {
   torch::manual_seed(moved(103));
   const at::NoGradGuard no_grad;

@@ -248,7 +248,7 @@ TEST_F(PretrainedHead, MayBeMissingInAFileOfADecoder) {
   auto states = load_pretrained(folder_, PretrainedOptions().head(false));
   EXPECT_EQ(states(tokens).sizes(), at::IntArrayRef({2, 4, 16}));
   EXPECT_EQ(printed(states), "heed::Decoder(vocab_size=19, head=false)");
-  // As Qwen3Model writes it.
+  // The names that Qwen3Model writes.
   change_names("lm_head.", "");
   change_names("model.", "");
   EXPECT_THAT(names_in_file(), UnorderedElementsAre("embed_tokens.weight", "norm.weight"));
