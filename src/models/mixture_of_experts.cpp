@@ -14,7 +14,7 @@
 #include "core/autocast.h"
 #include "core/checks.h"
 #include "cpu/layers/expert_rows.h"
-#include "cpu/layers/function.h"
+#include "models/expert_runs.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
@@ -31,24 +31,6 @@ constexpr int64_t kMostExperts = 1 << 16;
 
 FeedForwardImpl& expert_of(const torch::nn::ModuleList& experts, size_t i) {
   return *experts.ptr()->ptr<FeedForwardImpl>(i);
-}
-
-/// Whether autograd records an expert for the sake of its weights: then it runs without rows too,
-/// and its gradients are 0 instead of undefined.
-bool is_trained(const FeedForwardImpl& expert) {
-  return detail::is_recorded(expert.fc_out->weight);
-}
-
-/// Runs each expert on its rows; those without rows return their input, which has none.
-std::vector<at::Tensor> run_experts(const torch::nn::ModuleList& experts,
-                                    const std::vector<at::Tensor>& inputs) {
-  std::vector<at::Tensor> outputs;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    auto& expert = expert_of(experts, i);
-    const bool runs = inputs[i].size(0) > 0 || is_trained(expert);
-    outputs.push_back(runs ? expert.forward(inputs[i]) : inputs[i]);
-  }
-  return outputs;
 }
 
 void check_routings(const char* function, const std::vector<ExpertRouting>& routings,
@@ -229,7 +211,7 @@ at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& x) {
   const auto routing = route_rows(rows);
   RoutingRecord::add(routing);
   const detail::ExpertPlaces places(routing.experts, options.expert_num());
-  const auto outputs = run_experts(experts, detail::gather_rows(rows, places));
+  const auto outputs = detail::run_experts(experts, detail::gather_rows(rows, places));
   auto sum = detail::weigh_rows(outputs, routing.weights, places);
   if (shared) sum = sum + shared_output(rows);
   return sum.reshape(x.sizes());

@@ -1,0 +1,253 @@
+#include "models/expert_runs.h"
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/functional.h>
+#include <ATen/core/grad_mode.h>
+#include <heed/feed_forward.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <typeinfo>
+#include <utility>
+
+#include "core/plain.h"
+#include "cpu/layers/function.h"
+#include "cpu/threads.h"
+#include "modules/layers/packable.h"
+
+// Experts with few rows keep several threads busy badly: each product ends with a barrier. So they
+// run side by side where their rows divide evenly:
+//
+//   for each expert, the one with the most rows first, in parallel:
+//     output = expert(rows)                                  # one thread
+//
+// Autograd would run the backward passes of their nodes one after the other. So all experts are one
+// node, which keeps the graph of each from its rows and parameters to its output:
+//
+//   for each expert, the one with the most rows first, in parallel:
+//     gradients of rows and parameters, through its graph    # one thread
+//
+// If these gradients are to be differentiated again, the experts run again, one after the other.
+
+namespace heed::detail {
+
+namespace {
+
+using Experts = std::vector<std::shared_ptr<FeedForwardImpl>>;
+
+Experts experts_of(const torch::nn::ModuleList& modules) {
+  Experts experts;
+  for (const auto& module : *modules) {
+    experts.push_back(std::dynamic_pointer_cast<FeedForwardImpl>(module));
+  }
+  return experts;
+}
+
+bool is_trained(const FeedForwardImpl& expert) { return is_recorded(expert.fc_out->weight); }
+
+std::vector<at::Tensor> run_in_turn(const Experts& experts, const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> outputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool runs = inputs[i].size(0) > 0 || is_trained(*experts[i]);
+    outputs.push_back(runs ? experts[i]->forward(inputs[i]) : inputs[i]);
+  }
+  return outputs;
+}
+
+/// Whether another thread may run the expert: its layers are LibTorch's or packed, and it draws no
+/// random numbers.
+bool can_run_anywhere(const FeedForwardImpl& expert) {
+  const auto is_plain_layer = [](const torch::nn::Linear& layer) {
+    return layer.is_empty() || is_own_layer<torch::nn::LinearImpl>(*layer);
+  };
+  return typeid(expert) == typeid(FeedForwardImpl) && is_plain_layer(expert.fc_in) &&
+         is_plain_layer(expert.fc_gate) && is_plain_layer(expert.fc_out) &&
+         (expert.options.dropout() == 0.0 || !expert.is_training());
+}
+
+std::vector<int64_t> row_counts(const std::vector<at::Tensor>& inputs) {
+  return c10::fmap(inputs, [](const at::Tensor& input) { return input.size(0); });
+}
+
+bool run_side_by_side_is_faster(const Experts& experts, const std::vector<at::Tensor>& inputs) {
+  return calls_reach_kernels() && std::all_of(inputs.begin(), inputs.end(), is_plain) &&
+         rows_divide(row_counts(inputs), at::get_num_threads()) &&
+         std::all_of(experts.begin(), experts.end(),
+                     [](const auto& expert) { return can_run_anywhere(*expert); });
+}
+
+/// Calls run(i) for each i, the ones with the most rows first, in parallel and with the state of
+/// this thread.
+template <typename Run>
+void for_experts(const std::vector<int64_t>& rows, const Run& run) {
+  std::vector<size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return rows[a] > rows[b]; });
+  const at::ThreadLocalState state;
+  run_tasks(static_cast<int64_t>(order.size()), at::get_num_threads(), [&](TaskQueue& queue) {
+    const at::ThreadLocalStateGuard as_there(state);
+    for (int64_t task = 0; queue.next(task);) run(order[static_cast<size_t>(task)]);
+  });
+}
+
+std::vector<at::Tensor> run_in_parallel(const Experts& experts,
+                                        const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> outputs = inputs;
+  for_experts(row_counts(inputs), [&](size_t i) {
+    if (inputs[i].size(0) > 0) outputs[i] = experts[i]->forward(inputs[i]);
+  });
+  return outputs;
+}
+
+variable_list trained_parameters(const FeedForwardImpl& expert) {
+  variable_list trained;
+  for (const auto& parameter : expert.parameters()) {
+    if (parameter.requires_grad()) trained.push_back(parameter);
+  }
+  return trained;
+}
+
+/// An expert, its rows, and the graph between them.
+struct ExpertGraph {
+  /// The tensors by which the output is differentiated, if the rows are `from`.
+  variable_list sources(const at::Tensor& from) const {
+    auto all = parameters;
+    if (from.requires_grad()) all.push_back(from);
+    return all;
+  }
+
+  /// The gradients of the sources; none if there is no source.
+  variable_list differentiate(const at::Tensor& result, const at::Tensor& from,
+                              const at::Tensor& gradient, bool keeps_graph, bool records) const {
+    const auto inputs = sources(from);
+    if (inputs.empty()) return {};
+    return torch::autograd::grad({result}, inputs, {gradient}, keeps_graph, records,
+                                 /*allow_unused=*/true);
+  }
+
+  std::shared_ptr<FeedForwardImpl> expert;
+  at::Tensor rows;
+  variable_list parameters;  // those that require a gradient
+  at::Tensor output;
+};
+
+variable_list joined(const std::vector<variable_list>& lists) {
+  variable_list all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+/// The graphs of all experts.
+class ExpertGraphs : public torch::CustomClassHolder {
+ public:
+  ExpertGraphs(const Experts& experts, const std::vector<at::Tensor>& inputs)
+      : rows_(row_counts(inputs)) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      graphs_.push_back({experts[i], inputs[i], trained_parameters(*experts[i]), {}});
+    }
+  }
+
+  /// The tensors by which the outputs are differentiated, of one expert after the other.
+  variable_list sources() const {
+    return joined(c10::fmap(graphs_, [](const auto& each) { return each.sources(each.rows); }));
+  }
+
+  /// Runs the experts. Returns their outputs without history.
+  variable_list run() {
+    for_experts(rows_, [&](size_t i) {
+      auto& [expert, rows, parameters, output] = graphs_[i];
+      rows = rows.detach().requires_grad_(rows.requires_grad());
+      const at::AutoGradMode records(true);
+      output = expert->forward(rows);
+    });
+    return c10::fmap(graphs_, [](const auto& each) { return each.output.detach(); });
+  }
+
+  /// The gradients of the sources.
+  variable_list differentiate(const variable_list& gradients, bool keeps_graphs) {
+    std::vector<variable_list> results(graphs_.size());
+    for_experts(rows_, [&](size_t i) {
+      auto& own = graphs_[i];
+      results[i] =
+          own.differentiate(own.output, own.rows, gradients[i], keeps_graphs, /*records=*/false);
+      if (!keeps_graphs) own.output.reset();
+    });
+    return joined(results);
+  }
+
+  /// The gradients of the sources, with a graph that leads to them and to `inputs`.
+  variable_list differentiate_again(const variable_list& inputs,
+                                    const variable_list& gradients) const {
+    const at::ThreadLocalStateGuard as_before(state_);
+    const at::AutoGradMode records(true);
+    std::vector<variable_list> results;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto output = graphs_[i].expert->forward(inputs[i]);
+      results.push_back(graphs_[i].differentiate(output, inputs[i], gradients[i],
+                                                 /*keeps_graph=*/true, /*records=*/true));
+    }
+    return joined(results);
+  }
+
+ private:
+  const std::vector<int64_t> rows_;
+  const at::ThreadLocalState state_;  // autocast's, for a second run
+  std::vector<ExpertGraph> graphs_;
+};
+
+using GraphsPtr = c10::intrusive_ptr<ExpertGraphs>;
+
+struct RunExperts : public torch::autograd::Function<RunExperts> {
+  static variable_list forward(AutogradContext* context, const GraphsPtr& graphs,
+                               const variable_list& inputs, at::TensorList /*sources*/) {
+    context->save_for_backward(inputs);
+    context->saved_data["graphs"] = c10::IValue::make_capsule(graphs);
+    return graphs->run();
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto inputs = context->get_saved_variables();
+    const auto capsule = context->saved_data["graphs"].toCapsule();
+    auto& graphs = static_cast<ExpertGraphs&>(*capsule);
+    const auto of_sources =
+        at::GradMode::is_enabled()
+            ? graphs.differentiate_again(inputs, gradients)
+            : graphs.differentiate(gradients, torch::autograd::get_current_graph_task_keep_graph());
+    variable_list results(2);  // of graphs and inputs, which are sources too
+    results.insert(results.end(), of_sources.begin(), of_sources.end());
+    return results;
+  }
+};
+
+}  // namespace
+
+bool rows_divide(const std::vector<int64_t>& rows, int64_t threads) {
+  constexpr double kMost = 1.25;  // shares of the thread with the most rows
+  auto sorted = rows;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  std::vector<int64_t> of_threads(static_cast<size_t>(threads));
+  int64_t sum = 0;
+  for (const auto count : sorted) {
+    *std::min_element(of_threads.begin(), of_threads.end()) += count;
+    sum += count;
+  }
+  const auto most = *std::max_element(of_threads.begin(), of_threads.end());
+  return threads > 1 && static_cast<double>(most * threads) <= kMost * static_cast<double>(sum);
+}
+
+std::vector<at::Tensor> run_experts(const torch::nn::ModuleList& experts,
+                                    const std::vector<at::Tensor>& inputs) {
+  const auto all = experts_of(experts);
+  if (!run_side_by_side_is_faster(all, inputs)) return run_in_turn(all, inputs);
+  if (!at::GradMode::is_enabled()) return run_in_parallel(all, inputs);
+  const auto graphs = c10::make_intrusive<ExpertGraphs>(all, inputs);
+  const auto sources = graphs->sources();
+  if (sources.empty()) return run_in_parallel(all, inputs);
+  return RunExperts::apply(graphs, inputs, at::TensorList(sources));
+}
+
+}  // namespace heed::detail
