@@ -40,7 +40,8 @@ std::shared_ptr<const Codec> byte_codec();
 /// The text is the tokens themselves, as numbers below `size` with spaces between them.
 std::shared_ptr<const Codec> number_codec(int64_t size);
 
-/// The tokens of a tokenizer.json. Throws std::runtime_error when it is missing or not understood.
+/// The tokens of a file that Tokenizer reads. Throws std::runtime_error when it is missing or not
+/// understood.
 std::shared_ptr<const Codec> tokenizer_codec(const std::string& path);
 
 }  // namespace heed::examples

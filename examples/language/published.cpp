@@ -9,6 +9,7 @@
 #include "generation_config.h"
 #include "support/files.h"
 #include "support/json_file.h"
+#include "text/tokenizer.h"
 
 namespace heed::examples {
 
@@ -28,8 +29,8 @@ int64_t published_context(const std::string& folder) {
 }
 
 std::shared_ptr<const Codec> published_codec(const std::string& folder) {
-  const auto path = folder + "/tokenizer.json";
-  return exists(path) ? tokenizer_codec(path) : nullptr;
+  const auto path = Tokenizer::file_in(folder);
+  return path.empty() ? nullptr : tokenizer_codec(path);
 }
 
 LanguageModel load_published(const std::string& folder, const PretrainedOptions& options) {
@@ -44,9 +45,10 @@ LanguageModel load_published(const std::string& folder, const PretrainedOptions&
 }
 
 void copy_companions(const std::string& from, const std::string& to) {
-  for (const auto* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
-                           "tokenizer.model", "chat_template.jinja", "generation_config.json"}) {
+  for (const auto* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+        "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+        "sentencepiece.bpe.model", "chat_template.jinja", "generation_config.json"}) {
     const auto path = from + "/" + name;
     if (!exists(path)) continue;
     auto file = open_file(path);

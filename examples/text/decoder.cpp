@@ -114,7 +114,27 @@ DecodingStep strip_beginning(const std::string& character, int64_t most, bool of
   return {push};
 }
 
+/// Each `space` becomes a space; those of the first token vanish with `drops_first`.
+DecodingStep from_metaspace(const std::string& space, bool drops_first) {
+  const auto push = [=, is_first = true](std::string token, const OnPiece& next) mutable {
+    replace_all(token, space, is_first && drops_first ? "" : " ");
+    is_first = false;
+    next(std::move(token));
+  };
+  return {push};
+}
+
 using MakeStep = std::function<DecodingStep()>;
+
+MakeStep read_metaspace_step(JsonFields& fields) {
+  const auto space = fields.text("replacement");
+  if (space.empty()) refuse(fields.place_of("replacement"), space, "must not be empty");
+  fields.pass_over({"str_rep", "split"});
+  const auto scheme = fields.find_text("prepend_scheme");
+  const bool adds_space = fields.boolean_or("add_prefix_space", true);
+  const bool drops_first = scheme ? *scheme != "never" : adds_space;
+  return [=] { return from_metaspace(space, drops_first); };
+}
 
 MakeStep read_strip(JsonFields& fields, bool of_whole_text) {
   const auto character = fields.text("content");
@@ -137,6 +157,7 @@ MakeStep read_step(const std::string& type, JsonFields& fields) {
     fields.pass_over({"add_prefix_space", "trim_offsets", "use_regex"});
     return from_byte_level;
   }
+  if (type == "Metaspace") return read_metaspace_step(fields);
   if (type == "WordPiece") {
     const auto prefix = fields.text("prefix");
     const bool cleans_up = fields.boolean("cleanup");
@@ -148,7 +169,8 @@ MakeStep read_step(const std::string& type, JsonFields& fields) {
     return [=] { return DecodingStep{push}; };
   }
   refuse(fields.place_of("type"), type,
-         "must be ByteFallback, ByteLevel, Fuse, Replace, Sequence, Strip or WordPiece");
+         "must be ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip or "
+         "WordPiece");
 }
 
 }  // namespace

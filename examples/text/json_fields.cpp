@@ -115,8 +115,10 @@ int64_t whole_number_of(const Json& value, const std::string& place, int64_t at_
 }
 
 bool is_whole_number(const Json& value, int64_t at_most) {
-  // The parser makes whole numbers unsigned unless they are negative.
-  return value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(at_most);
+  // The parser makes whole numbers unsigned unless they are negative; code need not.
+  const bool is_negative = !value.is_number_unsigned() && value < 0;
+  return value.is_number_integer() && !is_negative &&
+         value.get<uint64_t>() <= static_cast<uint64_t>(at_most);
 }
 
 }  // namespace heed::examples::text

@@ -51,18 +51,38 @@ AppendWord read_word_piece(JsonFields& model, const std::shared_ptr<const Vocabu
   };
 }
 
+/// The pieces of a list of pieces and scores, whose ids are their places in it.
+Json ids_of_pieces(JsonFields& fields) {
+  Json ids = Json::object();
+  const auto read = [&ids](const Json& scored, const std::string& place) {
+    if (!scored.is_array() || scored.size() != 2 || !scored[1].is_number()) {
+      refuse(place, scored, "must be an array of a piece and its score");
+    }
+    const auto& piece = text_of(scored[0], place + "[0]");
+    const auto id = ids.size();
+    if (!ids.emplace(piece, id).second) refuse(place + "[0]", piece, "must not be there twice");
+  };
+  for_each_element(fields.at("vocab"), "model.vocab", read);
+  return ids;
+}
+
 }  // namespace
 
 Model read_model(const Json& json) {
   JsonFields fields(json, "model");
   const auto type = type_of(fields);
-  const bool is_word_piece = type == "WordPiece";
-  if (!is_word_piece && type != "BPE") refuse("model.type", type, "must be BPE or WordPiece");
   fields.pass_over({"type"});
   Model model;
-  model.vocabulary = std::make_shared<const Vocabulary>(fields.at("vocab"), "model.vocab");
-  model.append_word = is_word_piece ? read_word_piece(fields, model.vocabulary)
-                                    : read_byte_pair_encoding(fields, model.vocabulary);
+  if (type == "Unigram") {
+    model.vocabulary = std::make_shared<const Vocabulary>(ids_of_pieces(fields), "model.vocab");
+    model.append_word = read_unigram(fields, model.vocabulary);
+  } else if (type == "BPE" || type == "WordPiece") {
+    model.vocabulary = std::make_shared<const Vocabulary>(fields.at("vocab"), "model.vocab");
+    model.append_word = type == "BPE" ? read_byte_pair_encoding(fields, model.vocabulary)
+                                      : read_word_piece(fields, model.vocabulary);
+  } else {
+    refuse("model.type", type, "must be BPE, Unigram or WordPiece");
+  }
   fields.expect_no_others();
   return model;
 }

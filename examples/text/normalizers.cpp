@@ -92,10 +92,11 @@ Normalizer read_simple(const std::string& type, JsonFields& fields) {
   if (type == "BertNormalizer") return read_bert_normalizer(fields);
   if (type == "Replace") return read_replacement(fields);
   if (type == "Prepend") return read_prepend(fields);
+  if (type == "Precompiled") return read_precompiled(fields);
   if (type == "Strip") return read_strip(fields);
   refuse(fields.place_of("type"), type,
-         "must be BertNormalizer, Lowercase, NFC, NFD, NFKC, NFKD, Prepend, Replace, Sequence, "
-         "Strip or StripAccents");
+         "must be BertNormalizer, Lowercase, NFC, NFD, NFKC, NFKD, Precompiled, Prepend, Replace, "
+         "Sequence, Strip or StripAccents");
 }
 
 }  // namespace

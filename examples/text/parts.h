@@ -22,11 +22,15 @@ Normalizer read_normalizer(const Json* normalizer);
 /// The fields "pattern" and "content" of what replaces each match by a text.
 Normalizer read_replacement(JsonFields& fields);
 
+/// The field "precompiled_charsmap", SentencePiece's table of texts and their replacements.
+Normalizer read_precompiled(JsonFields& fields);
+
 /// Receives words; they are valid during the call.
 using Emit = std::function<void(std::string_view)>;
 /// Splits text, which is not empty, into words.
 using PreTokenizer = std::function<void(std::string_view, const Emit&)>;
-PreTokenizer read_pre_tokenizer(const Json* pre_tokenizer);
+/// The rules for what stands `at_beginning` of a text, or for what comes after an added token.
+PreTokenizer read_pre_tokenizer(const Json* pre_tokenizer, bool at_beginning);
 
 /// Appends the ids of a word, which is UTF-8 and not empty.
 using AppendWord = std::function<void(std::string_view, std::vector<int64_t>&)>;
@@ -43,9 +47,23 @@ Model read_model(const Json& model);
 AppendWord read_byte_pair_encoding(JsonFields& model,
                                    const std::shared_ptr<const Vocabulary>& vocabulary);
 
-/// The special tokens around a text.
+/// A unigram model: of all ways to split a word into pieces, the one whose scores have the largest
+/// sum (Kudo 2018, arXiv:1804.10959). Sums are in float64, as in tokenizers; SentencePiece adds in
+/// float32, and may take another of several ways with the same pieces.
+AppendWord read_unigram(JsonFields& model, const std::shared_ptr<const Vocabulary>& vocabulary);
+
+/// A part of a pair of texts: one of them, or special tokens.
+struct PairPart {
+  enum class Kind { first, second, tokens } kind;
+  int64_t type;  ///< of its tokens
+  std::vector<int64_t> ids = {};
+};
+
+/// The special tokens around a text, and those around a pair of texts.
 struct Surroundings {
   std::vector<int64_t> before, behind;
+  /// Empty if the file does not say how pairs are joined.
+  std::vector<PairPart> pair = {{PairPart::Kind::first, 0}, {PairPart::Kind::second, 1}};
 };
 /// Refuses an id for which `is_id` is false, too.
 Surroundings read_post_processor(const Json* post_processor,

@@ -1,6 +1,7 @@
 #include "parts.h"
 
 #include <string>
+#include <utility>
 
 namespace heed::examples::text {
 
@@ -37,38 +38,109 @@ void append_ids(const Json& json, const std::string& place, const IsId& is_id,
   token.expect_no_others();
 }
 
+/// A piece of a template: a text, A or B, or special tokens.
+struct TemplatePiece {
+  std::string text;  // empty for tokens
+  std::vector<int64_t> ids;
+  int64_t type;
+};
+
+TemplatePiece read_piece(const Json& element, const std::string& place, JsonFields& tokens,
+                         const IsId& is_id) {
+  JsonFields piece(element, place);
+  const bool is_text = piece.find("Sequence") != nullptr;
+  const auto* kind = is_text ? "Sequence" : "SpecialToken";
+  JsonFields of_piece(piece.at(kind), piece.place_of(kind));
+  piece.expect_no_others();
+  const auto id = of_piece.text("id");
+  TemplatePiece read;
+  read.type =
+      of_piece.find("type_id") == nullptr ? 0 : of_piece.whole_number("type_id", kLargestId);
+  of_piece.expect_no_others();
+  if (is_text) {
+    read.text = id;
+  } else {
+    append_ids(tokens.at(id), tokens.place_of(id), is_id, read.ids);
+  }
+  return read;
+}
+
+/// Refuses more special tokens than a template may have.
+void check_count(size_t count, const Json& element, const std::string& place) {
+  if (count <= kMostSurroundings) return;
+  refuse(place, element,
+         "is one too many: at most " + std::to_string(kMostSurroundings) +
+             " tokens are put before or behind a text here");
+}
+
+void read_single(JsonFields& fields, JsonFields& tokens, const IsId& is_id,
+                 Surroundings& surroundings) {
+  bool has_text = false;
+  const auto read = [&](const Json& element, const std::string& place) {
+    const auto piece = read_piece(element, place, tokens, is_id);
+    if (!piece.text.empty()) {
+      if (piece.text != "A" || has_text) {
+        refuse(place + ".Sequence.id", piece.text, "must be A, and once");
+      }
+      has_text = true;
+    }
+    auto& ids = has_text ? surroundings.behind : surroundings.before;
+    ids.insert(ids.end(), piece.ids.begin(), piece.ids.end());
+    check_count(ids.size(), element, place);
+  };
+  for_each_element(fields.at("single"), fields.place_of("single"), read);
+  if (!has_text) refuse(fields.place_of("single"), fields.at("single"), "must have a Sequence");
+}
+
+/// An empty template says nothing.
+void read_pair(JsonFields& fields, JsonFields& tokens, const IsId& is_id,
+               Surroundings& surroundings) {
+  surroundings.pair.clear();
+  const auto* pair = fields.find("pair");
+  if (pair == nullptr || (pair->is_array() && pair->empty())) return;
+  std::string texts;
+  size_t count = 0;
+  const auto read = [&](const Json& element, const std::string& place) {
+    auto piece = read_piece(element, place, tokens, is_id);
+    auto kind = PairPart::Kind::tokens;
+    if (!piece.text.empty()) {
+      const bool is_known = piece.text == "A" || piece.text == "B";
+      if (!is_known || texts.find(piece.text) != std::string::npos) {
+        refuse(place + ".Sequence.id", piece.text, "must be A or B, and each once");
+      }
+      texts += piece.text;
+      kind = piece.text == "A" ? PairPart::Kind::first : PairPart::Kind::second;
+    }
+    count += piece.ids.size();
+    check_count(count, element, place);
+    surroundings.pair.push_back({kind, piece.type, std::move(piece.ids)});
+  };
+  for_each_element(*pair, fields.place_of("pair"), read);
+  if (texts.size() != 2) refuse(fields.place_of("pair"), *pair, "must have two of Sequence");
+}
+
 Surroundings read_template(JsonFields& fields, const IsId& is_id) {
-  fields.pass_over({"pair"});  // for two texts
   const Json none = Json::object();
   const auto* given = fields.find("special_tokens");
+  JsonFields tokens(given == nullptr ? none : *given, fields.place_of("special_tokens"));
   Surroundings surroundings;
-  bool has_text = false;
-  const auto read_piece = [&](const Json& element, const std::string& place) {
-    JsonFields piece(element, place);
-    const bool is_text = piece.find("Sequence") != nullptr;
-    const auto* kind = is_text ? "Sequence" : "SpecialToken";
-    JsonFields of_piece(piece.at(kind), piece.place_of(kind));
-    piece.expect_no_others();
-    const auto id = of_piece.text("id");
-    of_piece.pass_over({"type_id"});
-    of_piece.expect_no_others();
-    if (is_text) {
-      if (id != "A" || has_text) refuse(of_piece.place_of("id"), id, "must be A, and once");
-      has_text = true;
-      return;
-    }
-    JsonFields tokens(given == nullptr ? none : *given, fields.place_of("special_tokens"));
-    auto& ids = has_text ? surroundings.behind : surroundings.before;
-    append_ids(tokens.at(id), tokens.place_of(id), is_id, ids);
-    if (ids.size() > kMostSurroundings) {
-      refuse(place, element,
-             "is one too many: at most " + std::to_string(kMostSurroundings) +
-                 " tokens are put before or behind a text here");
-    }
-  };
-  for_each_element(fields.at("single"), fields.place_of("single"), read_piece);
-  if (!has_text) refuse(fields.place_of("single"), fields.at("single"), "must have a Sequence");
+  read_single(fields, tokens, is_id, surroundings);
+  read_pair(fields, tokens, is_id, surroundings);
   return surroundings;
+}
+
+/// BERT's, whose second text has another type, or RoBERTa's, which has no types and a token more.
+Surroundings surround(int64_t cls, int64_t sep, bool like_roberta) {
+  using Kind = PairPart::Kind;
+  const int64_t second = like_roberta ? 0 : 1;
+  const auto between = like_roberta ? std::vector<int64_t>{sep, sep} : std::vector<int64_t>{sep};
+  return {{cls},
+          {sep},
+          {{Kind::tokens, 0, {cls}},
+           {Kind::first, 0},
+           {Kind::tokens, 0, between},
+           {Kind::second, second},
+           {Kind::tokens, second, {sep}}}};
 }
 
 }  // namespace
@@ -87,9 +159,10 @@ Surroundings read_post_processor(const Json* post_processor, const IsId& is_id) 
     if (type == "TemplateProcessing") {
       surroundings = read_template(fields, is_id);
     } else if (type == "BertProcessing" || type == "RobertaProcessing") {
-      surroundings.before = {read_token(fields, "cls", is_id)};
-      surroundings.behind = {read_token(fields, "sep", is_id)};
-      if (type == "RobertaProcessing") fields.pass_over({"add_prefix_space", "trim_offsets"});
+      const bool like_roberta = type == "RobertaProcessing";
+      surroundings = surround(read_token(fields, "cls", is_id), read_token(fields, "sep", is_id),
+                              like_roberta);
+      if (like_roberta) fields.pass_over({"add_prefix_space", "trim_offsets"});
     } else {
       refuse(fields.place_of("type"), type,
              "must be BertProcessing, ByteLevel, RobertaProcessing, Sequence or "

@@ -7,6 +7,7 @@
 #include "byte_level.h"
 #include "pattern.h"
 #include "unicode.h"
+#include "work_limit.h"
 
 namespace heed::examples::text {
 
@@ -112,6 +113,41 @@ PreTokenizer read_byte_level(JsonFields& fields) {
   };
 }
 
+/// Spaces become another character, often U+2581, which also stands before the text, or only before
+/// one `at_beginning`, unless it is there already. Words begin at these.
+PreTokenizer read_metaspace(JsonFields& fields, bool at_beginning, bool is_first) {
+  const auto space = fields.text("replacement");
+  const bool of_old = fields.find("prepend_scheme") == nullptr;
+  const bool adds_space = fields.boolean_or("add_prefix_space", true);
+  fields.pass_over({"str_rep"});
+  const auto scheme = of_old ? (adds_space ? "always" : "never") : fields.text("prepend_scheme");
+  if (scheme != "always" && scheme != "first" && scheme != "never") {
+    refuse(fields.place_of("prepend_scheme"), scheme, "must be always, first or never");
+  }
+  if (scheme == "first" && !is_first) {
+    refuse(fields.place_of("prepend_scheme"), scheme, "must not stand behind other rules");
+  }
+  if (space.empty()) refuse(fields.place_of("replacement"), space, "must not be empty");
+  const bool prepends = scheme == "always" || (scheme == "first" && at_beginning);
+  PreTokenizer split = [](std::string_view text, const Emit& emit) { emit(text); };
+  if (fields.boolean_or("split", true)) {
+    split = split_by(read_pattern({{"String", space}}, "replacement"), Behavior::merged_with_next);
+  }
+  return [=, split = std::move(split)](std::string_view text, const Emit& emit) {
+    std::string replaced;
+    for (const auto byte : text) {
+      if (byte == ' ') {
+        replaced += space;
+      } else {
+        replaced += byte;
+      }
+    }
+    if (prepends && replaced.compare(0, space.size(), space) != 0) replaced.insert(0, space);
+    WorkLimit::spend_bytes(replaced.size());
+    split(replaced, emit);
+  };
+}
+
 /// At spaces, which are left out, and around punctuation.
 void split_for_bert(std::string_view text, const Emit& emit) {
   static const auto at_spaces = split_by(each_character(is_white_space), Behavior::removed);
@@ -120,7 +156,7 @@ void split_for_bert(std::string_view text, const Emit& emit) {
   at_spaces(text, [&](std::string_view word) { at_punctuation(word, emit); });
 }
 
-PreTokenizer read_one(const std::string& type, JsonFields& fields) {
+PreTokenizer read_simple_pre_tokenizer(const std::string& type, JsonFields& fields) {
   if (type == "ByteLevel") return read_byte_level(fields);
   if (type == "Split") return read_split(fields);
   if (type == "BertPreTokenizer") return split_for_bert;
@@ -141,8 +177,8 @@ PreTokenizer read_one(const std::string& type, JsonFields& fields) {
                     given ? read_behavior(fields, "behavior") : Behavior::isolated);
   }
   refuse(fields.place_of("type"), type,
-         "must be BertPreTokenizer, ByteLevel, Digits, Punctuation, Sequence, Split, Whitespace "
-         "or WhitespaceSplit");
+         "must be BertPreTokenizer, ByteLevel, Digits, Metaspace, Punctuation, Sequence, Split, "
+         "Whitespace or WhitespaceSplit");
 }
 
 using Steps = std::vector<PreTokenizer>;
@@ -157,10 +193,11 @@ void run_steps(const Steps& steps, size_t done, std::string_view text, const Emi
 
 }  // namespace
 
-PreTokenizer read_pre_tokenizer(const Json* pre_tokenizer) {
+PreTokenizer read_pre_tokenizer(const Json* pre_tokenizer, bool at_beginning) {
   Steps steps;
   const auto read = [&](const std::string& type, JsonFields& fields) {
-    steps.push_back(read_one(type, fields));
+    steps.push_back(type == "Metaspace" ? read_metaspace(fields, at_beginning, steps.empty())
+                                        : read_simple_pre_tokenizer(type, fields));
     return steps.size();
   };
   for_each_rule(pre_tokenizer, "pre_tokenizer", "pretokenizers", read);

@@ -10,6 +10,7 @@
 #include "json_fields.h"
 #include "parts.h"
 #include "seeded_hash.h"
+#include "sentence_piece_folder.h"
 #include "support/files.h"
 #include "support/json_file.h"
 #include "unicode.h"
@@ -61,15 +62,40 @@ struct Tokenizer::Parts {
       : model(text::read_model(fields.at("model"))),
         normalize(text::read_normalizer(fields.find("normalizer"))),
         added(fields.find("added_tokens"), *model.vocabulary, normalize),
-        pre_tokenize(text::read_pre_tokenizer(fields.find("pre_tokenizer"))),
+        pre_tokenize(text::read_pre_tokenizer(fields.find("pre_tokenizer"), false)),
+        pre_tokenize_beginning(text::read_pre_tokenizer(fields.find("pre_tokenizer"), true)),
         surroundings(text::read_post_processor(
             fields.find("post_processor"), [this](int64_t id) { return token_of(id) != nullptr; })),
         decoder(text::read_decoder(fields.find("decoder"))) {
     if (const auto version = fields.find_text("version"); version && *version != "1.0") {
       text::refuse("version", *version, "must be 1.0");
     }
+    // Other normalizers may move the beginning, which only the first word has.
+    const auto* rule = fields.find("pre_tokenizer");
+    if (rule != nullptr && rule->value("prepend_scheme", "") == "first" &&
+        fields.find("normalizer") != nullptr) {
+      text::refuse("pre_tokenizer.prepend_scheme", "first", "must not stand beside a normalizer");
+    }
     fields.pass_over({"truncation", "padding"});
     fields.expect_no_others();
+  }
+
+  /// Appends the ids of a text, without those around it.
+  void append_ids(std::string_view text, std::vector<int64_t>& ids) const {
+    text::check_utf8(text);
+    const auto limit = text::WorkLimit::of_text(text.size());
+    WordCache words(model);
+    const auto on_word = [&](std::string_view word) { words.append_word(word, ids); };
+    const auto on_token = [&ids](int64_t id) { ids.push_back(id); };
+    const auto on_text = [&](std::string_view part) {
+      const auto normalized = normalize(part);
+      const auto on_normalized = [&](std::string_view of_part) {
+        const bool begins = part.data() == text.data() && of_part.data() == normalized.data();
+        (begins ? pre_tokenize_beginning : pre_tokenize)(of_part, on_word);
+      };
+      added.split(normalized, true, on_normalized, on_token);
+    };
+    added.split(text, false, on_text, on_token);
   }
 
   const std::string* token_of(int64_t id) const {
@@ -80,7 +106,7 @@ struct Tokenizer::Parts {
   text::Model model;
   text::Normalizer normalize;
   text::AddedTokens added;
-  text::PreTokenizer pre_tokenize;
+  text::PreTokenizer pre_tokenize, pre_tokenize_beginning;
   text::Surroundings surroundings;
   text::Decoder decoder;
 };
@@ -144,32 +170,51 @@ Tokenizer Tokenizer::of_description(const nlohmann::json& description) {
 }
 
 Tokenizer::Tokenizer(const std::string& path) {
+  constexpr std::string_view kModel = ".model";
+  const bool is_model = path.size() >= kModel.size() &&
+                        path.compare(path.size() - kModel.size(), kModel.size(), kModel) == 0;
   auto file = open_file(path);
   try {
-    *this = of_description(read_json(file));
+    const text::WorkLimit limit(kStepsOfReading);
+    *this = of_description(is_model ? text::describe_sentence_pieces(path) : read_json(file));
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(path + ": " + error.what());
   }
 }
 
+std::string Tokenizer::file_in(const std::string& folder) {
+  const auto path = folder + "/tokenizer.json";
+  return exists(path) ? path : text::sentence_piece_file(folder);
+}
+
 std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
-  text::check_utf8(text);
-  const auto limit = text::WorkLimit::of_text(text.size());
   std::vector<int64_t> ids;
   if (add_special_tokens) ids = parts_->surroundings.before;
-  WordCache words(parts_->model);
-  const auto on_word = [&](std::string_view word) { words.append_word(word, ids); };
-  const auto on_token = [&ids](int64_t id) { ids.push_back(id); };
-  const auto on_normalized = [&](std::string_view part) { parts_->pre_tokenize(part, on_word); };
-  const auto on_text = [&](std::string_view part) {
-    parts_->added.split(parts_->normalize(part), true, on_normalized, on_token);
-  };
-  parts_->added.split(text, false, on_text, on_token);
+  parts_->append_ids(text, ids);
   if (add_special_tokens) {
     const auto& behind = parts_->surroundings.behind;
     ids.insert(ids.end(), behind.begin(), behind.end());
   }
   return ids;
+}
+
+EncodedPair Tokenizer::encode_pair(std::string_view first, std::string_view second,
+                                   bool add_special_tokens) const {
+  using Kind = text::PairPart::Kind;
+  const auto& parts = parts_->surroundings.pair;
+  if (parts.empty()) {
+    throw std::runtime_error("the tokenizer's post_processor does not say how pairs are joined");
+  }
+  EncodedPair pair;
+  for (const auto& [kind, type, tokens] : parts) {
+    if (kind != Kind::tokens) {
+      parts_->append_ids(kind == Kind::first ? first : second, pair.ids);
+    } else if (add_special_tokens) {
+      pair.ids.insert(pair.ids.end(), tokens.begin(), tokens.end());
+    }
+    pair.types.resize(pair.ids.size(), type);
+  }
+  return pair;
 }
 
 const std::vector<int64_t>& Tokenizer::tokens_before() const { return parts_->surroundings.before; }

@@ -28,15 +28,26 @@ class TextStream {
   std::shared_ptr<State> state_;
 };
 
+/// The tokens of two texts, and for each of them its type, which models with types of tokens take:
+/// for BERT, 0 in the first text and 1 in the second.
+struct EncodedPair {
+  std::vector<int64_t> ids, types;
+};
+
 /// Reads tokenizer.json, in which Hugging Face's tokenizers describes how text becomes ids:
-/// byte-pair encoding (GPT-2, Llama 3, Qwen) and WordPiece (BERT). Ids and text are those of that
-/// library, for the characters that both versions of Unicode know. May be used by several threads
-/// at once.
+/// byte-pair encoding (GPT-2, Llama, Gemma, Qwen), unigram models (T5, XLM-RoBERTa) and WordPiece
+/// (BERT). Ids and text are those of that library, for the characters that both versions of Unicode
+/// know. May be used by several threads at once.
 class Tokenizer {
  public:
   /// Throws std::runtime_error, which names the path, the field and its value, for anything that is
   /// not understood. Only "truncation" and "padding" are left to the caller.
+  /// A path that ends with ".model" is of SentencePiece: it becomes the tokenizer that transformers
+  /// 5 makes of it and of the files beside it, in the families T5, XLM-RoBERTa, Llama and Gemma.
   explicit Tokenizer(const std::string& path);
+  /// The path of the file in a folder of Hugging Face's: its tokenizer.json, or else its model of
+  /// SentencePiece (tokenizer.model, spiece.model, sentencepiece.bpe.model); empty if it has none.
+  static std::string file_in(const std::string& folder);
   /// Makes a tokenizer of what such a file may hold.
   static Tokenizer of_description(const nlohmann::json& description);
 
@@ -44,6 +55,13 @@ class Tokenizer {
   /// the file's post-processor puts tokens before and behind it. Throws std::runtime_error when the
   /// text is not UTF-8.
   std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
+
+  /// Two texts as one, such as a question and an answer, joined by the file's post-processor:
+  /// "[CLS] first [SEP] second [SEP]" for BERT. Without `add_special_tokens`, only their own tokens
+  /// are there. Nothing is cut off. Throws std::runtime_error when a text is not UTF-8, and when
+  /// the file does not say how pairs are joined.
+  EncodedPair encode_pair(std::string_view first, std::string_view second,
+                          bool add_special_tokens = true) const;
 
   /// The tokens that the post-processor puts before a text.
   const std::vector<int64_t>& tokens_before() const;

@@ -160,6 +160,24 @@ std::string map_characters(std::string_view text,
   return mapped;
 }
 
+void for_each_grapheme(std::string_view text, const std::function<void(std::string_view)>& use) {
+  utf8proc_int32_t state = 0;
+  size_t begin = 0, end = 0;
+  for (char32_t last = 0; end < text.size();) {
+    const auto place = end;
+    const auto next = next_character(text, end);
+    const bool breaks =
+        place > 0 && utf8proc_grapheme_break_stateful(static_cast<utf8proc_int32_t>(last),
+                                                      static_cast<utf8proc_int32_t>(next), &state);
+    if (breaks) {
+      use(text.substr(begin, place - begin));
+      begin = place;
+    }
+    last = next;
+  }
+  if (begin < text.size()) use(text.substr(begin));
+}
+
 std::string normalize(std::string_view text, NormalForm form) {
   if (is_normal(text, form)) return std::string(text);
   const bool composes = form == NormalForm::nfc || form == NormalForm::nfkc;

@@ -32,6 +32,10 @@ void append_character(char32_t character, std::string& text);
 std::string map_characters(std::string_view text,
                            const std::function<void(char32_t, std::string&)>& map);
 
+/// Calls `use` with each grapheme cluster, what a reader takes for one character (Unicode, annex
+/// 29).
+void for_each_grapheme(std::string_view text, const std::function<void(std::string_view)>& use);
+
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 std::string normalize(std::string_view text, NormalForm form);
 /// Each character by itself, whatever stands around it.

@@ -1,4 +1,4 @@
-# Writes what ${PYTHON} tokenizes into ${OUT}, or ${OUT}/skipped with the reason why it cannot.
+# Writes what ${EXPORT}, run by ${PYTHON}, tokenizes into ${OUT}, or ${OUT}/skipped with the reason why it cannot.
 file(REMOVE_RECURSE "${OUT}")
 file(MAKE_DIRECTORY "${OUT}")
 if(NOT PYTHON)
@@ -8,8 +8,8 @@ endif()
 execute_process(COMMAND "${PYTHON}" "${EXPORT}" --out "${OUT}"
   RESULT_VARIABLE failed ERROR_VARIABLE message)
 if(failed)
-  if(NOT message MATCHES "^export_tokenizers.py: (cannot import [^\n]*)")
-    message(FATAL_ERROR "export_tokenizers.py failed: ${failed} ${message}")
+  if(NOT message MATCHES "^[a-z_]+\\.py: (cannot import [^\n]*)")
+    message(FATAL_ERROR "${EXPORT} failed: ${failed} ${message}")
   endif()
   file(WRITE "${OUT}/skipped" "${CMAKE_MATCH_1}")
 endif()

@@ -8,7 +8,12 @@ cases of each are in FOLDER/NAME.cases, a JSON array of
     [text, with special tokens, ids, decoded text]
 
 where text is null if the ids are random. With special tokens, the post-processor adds them to the
-text; without, they are left out of the decoded text. FOLDER/patterns has what regular expressions
+text; without, they are left out of the decoded text. FOLDER/NAME.pairs has pairs of texts, a JSON
+array of
+
+    [first, second, with special tokens, ids, types]
+
+FOLDER/patterns has what regular expressions
 match, a JSON array of
 
     [expression, text, matches]
@@ -28,6 +33,7 @@ from seeds import moved  # noqa: E402
 
 TEXTS = 10_000
 RANDOM_IDS = 500
+PAIRS = 1000
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (
@@ -447,6 +453,15 @@ def cases_of(tokenizer: Tokenizer, texts: List[str], seed: int) -> List[list]:
     return cases
 
 
+def pairs_of(tokenizer: Tokenizer, texts: List[str]) -> List[list]:
+    pairs = []
+    for number, (first, second) in enumerate(zip(texts[:PAIRS], texts[PAIRS:])):
+        with_specials = number % 2 == 0
+        encoding = tokenizer.encode(first, second, add_special_tokens=with_specials)
+        pairs.append([first, second, with_specials, encoding.ids, encoding.type_ids])
+    return pairs
+
+
 def matches_of(pattern: str, text: str) -> List[str]:
     split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
     return [match for match, _ in split.pre_tokenize_str(text)]
@@ -467,6 +482,13 @@ def write_json(path: Path, value) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
 
 
+def write_cases(folder: Path, name: str, tokenizer: Tokenizer, texts: List[str], seed: int) -> None:
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    write_json(folder / f"{name}.cases", cases_of(tokenizer, texts, seed))
+    write_json(folder / f"{name}.pairs", pairs_of(tokenizer, texts))
+
+
 def write_all(folder: Path) -> None:
     texts = Texts(seed=1)
     corpus = texts.corpus()
@@ -475,10 +497,8 @@ def write_all(folder: Path) -> None:
     write_json(folder / "patterns", pattern_cases(texts))
     for seed, (name, description) in enumerate(descriptions):
         tokenizer = Tokenizer.from_str(json.dumps(description))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         write_json(folder / f"{name}.json", description)
-        write_json(folder / f"{name}.cases", cases_of(tokenizer, hard, seed))
+        write_cases(folder, name, tokenizer, hard, seed)
 
 
 def main() -> None:

@@ -83,8 +83,8 @@ TEST(TokenizerErrors, OfFields) {
   EXPECT_EQ(error_with("/model/extra", std::string(100, 'x')),
             "model.extra (\"" + std::string(60, 'x') + "\"...) is not known here");
   EXPECT_EQ(error_with("/model", "BPE"), "model (\"BPE\") must be an object");
-  EXPECT_EQ(error_with("/model/type", "Unigram"),
-            "model.type (\"Unigram\") must be BPE or WordPiece");
+  EXPECT_EQ(error_with("/model/type", "WordLevel"),
+            "model.type (\"WordLevel\") must be BPE, Unigram or WordPiece");
   EXPECT_EQ(error_with("/model/type", nullptr), "");  // as in old files
   EXPECT_EQ(error_with("/model", Json::object()), "model.type is missing");
 }
@@ -181,7 +181,7 @@ TEST(TokenizerErrors, OfAddedTokens) {
 TEST(TokenizerErrors, OfNormalizers) {
   EXPECT_EQ(error_with("/normalizer", {{"type", "Nmt"}}),
             "normalizer.type (\"Nmt\") must be BertNormalizer, Lowercase, NFC, NFD, NFKC, NFKD, "
-            "Prepend, Replace, Sequence, Strip or StripAccents");
+            "Precompiled, Prepend, Replace, Sequence, Strip or StripAccents");
   EXPECT_EQ(error_with("/normalizer", {{"type", "NFC"}, {"form", 1}}),
             "normalizer.form (1) is not known here");
   EXPECT_EQ(error_with("/normalizer", {{"type", "Sequence"}, {"normalizers", {1}}}),
@@ -201,9 +201,9 @@ TEST(TokenizerErrors, OfNormalizers) {
 }
 
 TEST(TokenizerErrors, OfPreTokenizers) {
-  EXPECT_EQ(error_with("/pre_tokenizer/type", "Metaspace"),
-            "pre_tokenizer.type (\"Metaspace\") must be BertPreTokenizer, ByteLevel, Digits, "
-            "Punctuation, Sequence, Split, Whitespace or WhitespaceSplit");
+  EXPECT_EQ(error_with("/pre_tokenizer/type", "CharDelimiterSplit"),
+            "pre_tokenizer.type (\"CharDelimiterSplit\") must be BertPreTokenizer, ByteLevel, "
+            "Digits, Metaspace, Punctuation, Sequence, Split, Whitespace or WhitespaceSplit");
   EXPECT_EQ(error_with("/pre_tokenizer/add_prefix_space", "yes"),
             "pre_tokenizer.add_prefix_space (\"yes\") must be true or false");
   auto split = split_with("a");
@@ -301,9 +301,10 @@ TEST(TokenizerErrors, OfDecoders) {
   EXPECT_EQ(error_with("/decoder",
                        {{"type", "Sequence"}, {"decoders", Json(65, {{"type", "ByteFallback"}})}}),
             "decoder.decoders[64] (an object) is one too many: at most 64 are known here");
-  EXPECT_EQ(error_with("/decoder", {{"type", "Metaspace"}}),
-            "decoder.type (\"Metaspace\") must be ByteFallback, ByteLevel, Fuse, Replace, "
-            "Sequence, Strip or WordPiece");
+  EXPECT_EQ(
+      error_with("/decoder", {{"type", "BPEDecoder"}}),
+      "decoder.type (\"BPEDecoder\") must be ByteFallback, ByteLevel, Fuse, Metaspace, Replace, "
+      "Sequence, Strip or WordPiece");
   EXPECT_EQ(error_with("/decoder", {{"type", "Sequence"},
                                     {"decoders", {{{"type", "Fuse"}}, {{"type", "ByteLevel"}}}}}),
             "decoder.decoders[1].type (\"ByteLevel\") must stand before what joins tokens");

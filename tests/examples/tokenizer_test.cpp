@@ -3,13 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "python_cases.h"
 #include "text/pattern.h"
 #include "tokenizer_file.h"
 
@@ -17,58 +16,28 @@ namespace heed::examples {
 namespace {
 
 using Ids = std::vector<int64_t>;
-using Json = nlohmann::json;
 using test::TokenizerFile;
 
 const std::filesystem::path kFixtures = HEED_TOKENIZERS;
 
-/// Empty when Python wrote the cases.
-std::string why_no_cases() {
-  std::ifstream file(kFixtures / "skipped");
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-Json read_cases(const std::string& name) {
-  std::ifstream file(kFixtures / name);
-  return Json::parse(file);
-}
-
-/// Each piece must be whole characters: nlohmann_json writes nothing else.
-std::string join_stream(TextStream stream, const Ids& ids) {
-  std::string text;
-  for (const auto id : ids) {
-    const auto piece = stream.push(id);
-    EXPECT_NO_THROW(Json(piece).dump()) << "a part of a character after \"" << text << '"';
-    text += piece;
-  }
-  return text + stream.finish();
-}
-
 class TokenizerBesidePython : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    const auto reason = why_no_cases();
+    const auto reason = test::why_no_cases(kFixtures);
     if (!reason.empty()) GTEST_SKIP() << reason;
-    if (!std::filesystem::exists(path())) GTEST_SKIP() << "this Python has no " << GetParam();
+    if (!std::filesystem::exists(path() + ".json"))
+      GTEST_SKIP() << "this Python has no " << GetParam();
   }
 
-  std::string path() const { return kFixtures / (std::string(GetParam()) + ".json"); }
+  std::string path() const { return kFixtures / GetParam(); }
 };
 
 TEST_P(TokenizerBesidePython, EncodesAndDecodesAsPythonDoes) {
-  const Tokenizer tokenizer(path());
-  const auto cases = read_cases(std::string(GetParam()) + ".cases");
-  ASSERT_EQ(cases.size(), 10'500u);
-  for (const auto& each : cases) {
-    const bool with_specials = each[1];
-    const auto ids = each[2].get<Ids>();
-    if (!each[0].is_null()) {
-      ASSERT_EQ(tokenizer.encode(each[0].get<std::string>(), with_specials), ids) << each[0];
-    }
-    const auto decoded = each[3].get<std::string>();
-    ASSERT_EQ(tokenizer.decode(ids, !with_specials), decoded) << each[2];
-    ASSERT_EQ(join_stream(tokenizer.decode_stream(!with_specials), ids), decoded) << each[2];
-  }
+  test::expect_cases(Tokenizer(path() + ".json"), path());
+}
+
+TEST_P(TokenizerBesidePython, EncodesPairsAsPythonDoes) {
+  test::expect_pairs(Tokenizer(path() + ".json"), path());
 }
 
 INSTANTIATE_TEST_SUITE_P(Tokenizers, TokenizerBesidePython,
@@ -78,9 +47,9 @@ INSTANTIATE_TEST_SUITE_P(Tokenizers, TokenizerBesidePython,
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(TokenizerPatterns, MatchAsPythonsDo) {
-  const auto reason = why_no_cases();
+  const auto reason = test::why_no_cases(kFixtures);
   if (!reason.empty()) GTEST_SKIP() << reason;
-  for (const auto& each : read_cases("patterns")) {
+  for (const auto& each : test::read_cases(kFixtures / "patterns")) {
     const auto text = each[1].get<std::string>();
     std::vector<std::string> matches;
     text::read_pattern({{"Regex", each[0]}}, "pattern")(text, [&](size_t begin, size_t end) {
