@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <istream>
 #include <limits>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "language/batch_generator.h"
 #include "language/generation_config.h"
+#include "language/json_request.h"
 #include "language/ordered_answers.h"
 #include "language/sampling_arguments.h"
 #include "language/weights_argument.h"
@@ -30,6 +32,7 @@ using heed::examples::Prompt;
 struct Arguments {
   std::string model = "gpt";
   std::string prompts;
+  bool json = false;
   std::optional<int64_t> tokens;
   heed::examples::BatchOptions batch;
   heed::examples::SamplingArguments sampling;
@@ -100,24 +103,46 @@ Prompts read_prompts(const std::string& path) {
   return prompts;
 }
 
-/// In tokens, of those that the model can read; the others are refused.
-int64_t longest_prompt(const heed::examples::LanguageModel& model, Prompts& prompts, bool raw) {
-  size_t longest = 1;
-  prompts.keep_if([&](const Prompt& prompt) {
-    longest = std::max(longest, model.window_of(model.codec->tokens_of(prompt.text, raw)).size());
-  });
-  return static_cast<int64_t>(longest);
+using Requests = std::map<size_t, heed::examples::GenerationRequest>;  // by their numbers
+
+/// The request of a line, which may have options of its own; seeds count up from the program's.
+heed::examples::GenerationRequest request_of(const Prompt& line, const Arguments& arguments,
+                                             const heed::examples::LanguageModel& model) {
+  heed::examples::JsonRequest asked{line.text, {}, {}, arguments.sampling};
+  if (arguments.json) {
+    asked = heed::examples::read_json_request(line.text, arguments.sampling);
+  }
+  const auto most = std::min(model.defaults.tokens.value_or(200), kMostTokens);
+  heed::examples::GenerationRequest request;
+  request.prompt = asked.prompt;
+  request.tokens = asked.tokens.value_or(arguments.tokens.value_or(most));
+  request.stops = asked.sampling.stops;
+  request.sampling = asked.sampling.chosen(model);
+  request.seed = asked.seed.value_or(arguments.sampling.seed + line.number - 1);
+  request.raw = asked.sampling.raw;
+  return request;
 }
 
-/// Adds the prompts with what `request` says beside them; seeds count up from its own.
-void add_requests(BatchGenerator& generator, Prompts& prompts,
-                  heed::examples::GenerationRequest request) {
-  const auto seed = request.seed;
-  prompts.keep_if([&](const Prompt& prompt) {
-    request.prompt = prompt.text;
-    request.seed = seed + prompt.number - 1;
-    generator.add(request);
+/// The requests of the lines whose prompts the model can read; the others are refused.
+Requests read_requests(Prompts& prompts, const Arguments& arguments,
+                       const heed::examples::LanguageModel& model) {
+  Requests requests;
+  prompts.keep_if([&](const Prompt& line) {
+    auto request = request_of(line, arguments, model);
+    static_cast<void>(model.window_of(model.codec->tokens_of(request.prompt, request.raw)));
+    requests.emplace(line.number, std::move(request));
   });
+  return requests;
+}
+
+/// Tokens of a prompt and its answer.
+int64_t longest_of(const Requests& requests, const heed::examples::LanguageModel& model) {
+  int64_t longest = 1;
+  for (const auto& [number, request] : requests) {
+    const auto prompt = model.window_of(model.codec->tokens_of(request.prompt, request.raw));
+    longest = std::max(longest, static_cast<int64_t>(prompt.size()) + request.tokens);
+  }
+  return longest;
 }
 
 struct Done {
@@ -126,10 +151,9 @@ struct Done {
 };
 
 /// Prints the answers while they are made, until all are whole or Ctrl-C.
-Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts, int64_t tokens,
+Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts, std::vector<int64_t> left,
            const heed::examples::Interrupt& interrupt, heed::examples::Progress& progress) {
   heed::examples::OrderedAnswers answers(prompts);
-  std::vector<int64_t> left(prompts.size(), tokens);
   Done done;
   while (!generator.done() && !interrupt.asked()) {
     int64_t steps = 0;  // with the tokens that an answer does not need
@@ -155,19 +179,6 @@ Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts, int64_
   return done;
 }
 
-/// A request without a prompt, for all of them.
-heed::examples::GenerationRequest request_of(const Arguments& arguments,
-                                             const heed::examples::LanguageModel& model) {
-  heed::examples::GenerationRequest request;
-  const auto most = std::min(model.defaults.tokens.value_or(200), kMostTokens);
-  request.tokens = arguments.tokens.value_or(most);
-  request.stops = arguments.sampling.stops;
-  request.sampling = arguments.sampling.chosen(model);
-  request.seed = arguments.sampling.seed;
-  request.raw = arguments.sampling.raw;
-  return request;
-}
-
 int run(Arguments arguments) {
   heed::examples::check_device(arguments.device);
   auto prompts = read_prompts(arguments.prompts);
@@ -175,19 +186,25 @@ int run(Arguments arguments) {
       arguments.model, heed::PretrainedOptions().weights(arguments.weights.chosen()));
   if (!model.codec) throw std::runtime_error(arguments.model + " has no tokenizer.json");
   model.model->to(at::Device(arguments.device));
-  const auto request = request_of(arguments, model);
-  const auto note = heed::examples::left_out(arguments.model, request.sampling);
+  const auto note = heed::examples::left_out(arguments.model, arguments.sampling.chosen(model));
   if (!note.empty()) fmt::print(stderr, "serve: {}\n", note);
-  const auto longest = longest_prompt(model, prompts, request.raw);
+  const auto requests = read_requests(prompts, arguments, model);
   const auto at_once = std::max<size_t>(prompts.good.size(), 1);
   arguments.batch.at_once = std::min(arguments.batch.at_once, static_cast<int64_t>(at_once));
-  arguments.batch.longest = request.tokens + longest;
+  arguments.batch.longest = longest_of(requests, model);
   BatchGenerator generator(model, arguments.batch);
-  add_requests(generator, prompts, request);
+  std::vector<int64_t> left;  // tokens of each answer, at most
+  int64_t all = 0;
+  prompts.keep_if([&](Prompt& prompt) {
+    const auto& request = requests.at(prompt.number);
+    generator.add(request);
+    prompt.text = request.prompt;
+    left.push_back(request.tokens);
+    all += request.tokens;
+  });
   const heed::examples::Interrupt interrupt;
-  const auto count = static_cast<int64_t>(prompts.good.size());
-  heed::examples::Progress progress(count * request.tokens, 0, stderr);
-  const auto done = serve(generator, prompts.good, request.tokens, interrupt, progress);
+  heed::examples::Progress progress(all, 0, stderr);
+  const auto done = serve(generator, prompts.good, std::move(left), interrupt, progress);
   const auto seconds = progress.seconds();
   fmt::print(stderr, "{} of {} answers, {} tokens in {:.2f} s: {:.0f} tokens/s, {} preemptions\n",
              done.answers, prompts.count, done.tokens, seconds,
@@ -211,6 +228,9 @@ int main(int argc, char** argv) {
   app.folder("--model", arguments.model,
              "a folder that train_gpt wrote, or one in Hugging Face's format");
   app.file("--prompts", arguments.prompts, "a file with a prompt on each line")->required();
+  app.add_flag("--json", arguments.json,
+               "each line is a JSON object, with a \"prompt\" and options of its own: \"tokens\", "
+               "\"seed\", \"stop\", \"greedy\", \"raw\", \"temperature\", \"top_k\" and others");
   app.whole_number("--tokens", arguments.tokens,
                    "tokens of an answer, at most; 200, or that of generation_config.json", 1,
                    kMostTokens);

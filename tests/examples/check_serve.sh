@@ -68,6 +68,22 @@ grep --quiet "^2 of 3 answers, 180 tokens" log || fail "it did not answer the ot
 [ "$(cat others)" = "$(awk '/^==> [1-5] <==$/ { number = $2 } number == 1 || number == 3' together)" ] ||
   fail "the answers are others beside a prompt that is too long"
 
+# Each request has options of its own, and a wrong one does not disturb the others.
+cat >requests <<'REQUESTS'
+{"prompt": "#pragma once", "greedy": true}
+{"prompt": "at::Tensor ", "temperature": 0}
+{"prompt": "namespace", "greedy": true, "top_p": 2}
+{"prompt": "/// ", "greedy": true, "tokens": 3}
+{"prompt": "std::vector<int64_t> ", "greedy": true}
+REQUESTS
+status=0
+"$serve" --model "$model" --prompts requests --json --tokens 90 >own 2>log || status=$?
+[ "$status" -eq 1 ] || fail "exit status $status after a wrong option, expected 1"
+grep --quiet "^serve: prompt 3: top_p (2) must be from 0 to 1$" log || fail "it did not tell the option"
+grep --quiet "^4 of 5 answers, 273 tokens" log || fail "it did not answer the others"
+without() { awk '/^==> [1-5] <==$/ { number = $2 } number != 3 && number != 4' "$1"; }
+[ "$(without own)" = "$(without together)" ] || fail "the answers are others with options of their own"
+
 for signal in INT TERM; do
   rm -f interrupted
   "$serve" "${options[@]}" --tokens 100000000 >interrupted 2>log &

@@ -79,6 +79,36 @@ TEST(Tokenizer, SurroundsTextIfAsked) {
   EXPECT_EQ(tokenizer.encode("", false), Ids());
 }
 
+TEST(Tokenizer, JoinsPairsByTheTemplate) {
+  TokenizerFile file(TokenizerFile::of_words());
+  EXPECT_EQ(file.read().encode("unable"), Ids({1, 3, 4, 2}));
+  try {
+    file.read().encode_pair("un", ".");
+    ADD_FAILURE();
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "the tokenizer's post_processor does not say how pairs are joined");
+  }
+  const auto special = [](const char* token, int type) -> nlohmann::json {
+    return {{"SpecialToken", {{"id", token}, {"type_id", type}}}};
+  };
+  const auto text = [](const char* name, int type) -> nlohmann::json {
+    return {{"Sequence", {{"id", name}, {"type_id", type}}}};
+  };
+  file.set("/post_processor/pair",
+           {special("[CLS]", 0), text("B", 2), special("[SEP]", 1), text("A", 0)});
+  const auto pair = file.read().encode_pair("unable", ".");
+  EXPECT_EQ(pair.ids, Ids({1, 5, 2, 3, 4}));
+  EXPECT_EQ(pair.types, Ids({0, 2, 1, 0, 0}));
+  const auto plain = file.read().encode_pair("unable", "", false);
+  EXPECT_EQ(plain.ids, Ids({3, 4}));
+  EXPECT_EQ(plain.types, Ids({0, 0}));
+  file.set("/post_processor/pair", {text("A", 0), text("A", 0)});
+  EXPECT_EQ(file.error(),
+            "post_processor.pair[1].Sequence.id (\"A\") must be A or B, and each once");
+  file.set("/post_processor/pair", {text("A", 0), special("[SEP]", 0)});
+  EXPECT_EQ(file.error(), "post_processor.pair (an array of 2) must have two of Sequence");
+}
+
 TEST(Tokenizer, LeavesOutWhatIsNoToken) {
   const auto tokenizer = TokenizerFile().read();
   EXPECT_EQ(tokenizer.decode({256, 259, -1, 1'000'000'000'000, 256}), "abab");
