@@ -125,8 +125,7 @@ class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
 
   /// Like the first overload, for the tokens [1, T] of a step: see PagedKVCache. Returns the
   /// scores [1, T, V] of all tokens or, with last_only, those [1, N, V] of each sequence's last
-  /// one.
-  /// Throws c10::ValueError also when the blocks have cross-attention.
+  /// one. Memory as in TransformerBlock.
   at::Tensor forward_cached(const at::Tensor& tokens, PagedStep& step, bool last_only = false,
                             const TransformerInputs& inputs = {}) const;
 

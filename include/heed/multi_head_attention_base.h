@@ -130,6 +130,14 @@ class HEED_API MultiHeadAttentionImplBase : public Cloneable<Derived> {
   at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0,
                             const AttentionInputs& inputs = {}) const;
 
+  /// Cross-attention of the tokens of a step, x [1, T, E], to a memory of M rows that
+  /// `project_memory` projected: each sequence attends to one of them, see PagedStep::memory_rows.
+  /// The mask is [1, S], [M or 1, 1, S] or [M or 1, H or 1, 1, S]. Returns [1, T, E].
+  /// Throws c10::ValueError when a shape, dtype or device is invalid, when the memory has not the
+  /// rows of the step, and with the options causal, windows, alibi and rotary.
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, const ProjectedMemory& memory,
+                            const std::optional<at::Tensor>& mask = {}) const;
+
   /// Returns an empty cache for `batch` sequences of up to `capacity` tokens. It has the dtype of
   /// the keys: the parameters' dtype or, under autocast, autocast's. If the module has a window of
   /// at most `capacity` keys, keys that no later query can see are evicted, and sequences can grow

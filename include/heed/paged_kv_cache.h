@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace heed {
 
@@ -53,8 +54,11 @@ struct HEED_API PagedCacheOptions {
 };
 
 class PagedStep;
+template <typename Derived, typename Options>
+class MultiHeadAttentionImplBase;
 namespace detail {
 class AppendedTokens;
+class MemoryRows;
 class PagedCall;
 class StepAngles;
 class TokensOfStep;
@@ -175,6 +179,19 @@ class HEED_API PagedStep {
   /// cache's device.
   at::Tensor last_tokens() const;
 
+  /// Says which row of a memory each of the N sequences attends to, in blocks with cross-attention.
+  /// Sequences may share a row, as the beams of a text do: its keys are then read once for all of
+  /// them. By default, sequence n has row n.
+  ///
+  /// @code
+  /// auto step = cache.append({first, second, fork_of_first}, {1, 1, 1});
+  /// auto inputs = heed::TransformerInputs().projected_memory(projected);  // of two sources
+  /// auto scores = decoder->forward_cached(tokens, step.memory_rows({0, 1, 0}), false, inputs);
+  /// @endcode
+  ///
+  /// Throws c10::ValueError when there are not N rows, or when one is below 0.
+  PagedStep& memory_rows(at::IntArrayRef rows);
+
   /// Writes key [T, G, D] and value [T, G, Dv] of a layer, in the cache's device and dtype; any
   /// floating dtype for int8.
   /// Throws c10::ValueError when a shape, dtype, device or layer is invalid, when the cache has
@@ -200,12 +217,15 @@ class HEED_API PagedStep {
  private:
   friend class PagedKVCache;
   friend class detail::TokensOfStep;
+  template <typename Derived, typename Options>
+  friend class MultiHeadAttentionImplBase;
   friend HEED_API at::Tensor attend_paged(const at::Tensor& query, const PagedStep& step,
                                           int64_t layer, const AttendOptions& options);
   HEED_LOCAL PagedStep(std::shared_ptr<PagedKVCache::State> state,
                        const PagedKVCache::Growth& growth, at::IntArrayRef parents);
   HEED_LOCAL size_t check(const char* function, int64_t layer) const;
   HEED_LOCAL void rotate_for(const char* function, int64_t border);
+  HEED_LOCAL const detail::MemoryRows& rows_of(const char* function, int64_t size);
 
   std::shared_ptr<PagedKVCache::State> state_;
   int64_t change_;  // the cache's number of changes while the step may be used
@@ -216,6 +236,8 @@ class HEED_API PagedStep {
   // All layers share the sequences, as `attend_paged` reads them, and the tokens' angles.
   std::shared_ptr<const detail::PagedCall> call_;
   std::shared_ptr<detail::StepAngles> angles_;
+  std::optional<std::vector<int64_t>> given_rows_;         // of a memory, for each sequence
+  std::shared_ptr<const detail::MemoryRows> memory_rows_;  // made for the first layer
 };
 
 /// Lets query [T, H, D] attend causally to the keys of its sequences: `attend_paged` with what the

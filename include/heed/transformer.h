@@ -179,9 +179,9 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
                             const TransformerInputs& inputs = {}) const;
 
-  /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache.
-  /// Returns [1, T, E].
-  /// Throws c10::ValueError also when the block has cross-attention.
+  /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache. Each
+  /// sequence attends to one row of the memory, see PagedStep::memory_rows; the memory_mask is
+  /// [1, S], [M or 1, 1, S] or [M or 1, H or 1, 1, S] for M rows. Returns [1, T, E].
   at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0,
                             const TransformerInputs& inputs = {}) const;
 
@@ -238,7 +238,8 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
                                          const TransformerInputs& inputs) const;
   template <typename SelfAttend, typename CrossAttend>
   at::Tensor run(const at::Tensor& x, const TransformerInputs& inputs,
-                 const SelfAttend& self_attend, const CrossAttend& cross_attend) const;
+                 const SelfAttend& self_attend, const CrossAttend& cross_attend,
+                 bool in_step = false) const;
 
   torch::nn::AnyModule other_feed_forward_;  // empty if `feed_forward` is not
 };
@@ -316,8 +317,8 @@ class HEED_API EncoderImpl final : public Cloneable<EncoderImpl> {
                             const TransformerInputs& inputs = {}) const;
 
   /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache. The blocks
-  /// are layers first_layer, first_layer + 1, ... of the cache. Returns [1, T, E].
-  /// Throws c10::ValueError also when the blocks have cross-attention.
+  /// are layers first_layer, first_layer + 1, ... of the cache. Memory as in TransformerBlock.
+  /// Returns [1, T, E].
   at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer = 0,
                             const TransformerInputs& inputs = {}) const;
 

@@ -51,8 +51,9 @@ void check_memory(const at::Tensor& memory, const GroupQueryAttention& attention
   detail::check_input(kBlock, "memory", memory, attention->fc_k->weight);
 }
 
+/// `in_step`: x [1, T, E] are the tokens of sequences that each have a row of the memory.
 void check_memory(const at::Tensor& x, const TransformerInputs& inputs,
-                  const GroupQueryAttention& cross_attention) {
+                  const GroupQueryAttention& cross_attention, bool in_step) {
   const bool is_given = inputs.memory() || !inputs.projected_memory().empty();
   HEED_CHECK(
       is_given == !cross_attention.is_empty(), "{}: memory must be {}", kBlock,
@@ -64,6 +65,7 @@ void check_memory(const at::Tensor& x, const TransformerInputs& inputs,
              inputs.projected_memory().size());
   if (!inputs.memory()) return;
   check_memory(*inputs.memory(), cross_attention);
+  if (in_step) return;
   const bool has_batch =
       x.defined() && !x.is_nested() && !inputs.memory()->is_nested() && x.dim() == 3;
   if (has_batch) detail::check_same_dim(kBlock, "memory", *inputs.memory(), "x", x, 0);
@@ -72,7 +74,7 @@ void check_memory(const at::Tensor& x, const TransformerInputs& inputs,
 /// Checked here so that the error says memory_mask: attention would call it mask. Attention itself
 /// refuses tensors other than [B, L, E].
 void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int64_t heads,
-                       int64_t sequence_parts) {
+                       int64_t sequence_parts, bool in_step) {
   if (!inputs.memory_mask()) return;
   HEED_CHECK(inputs.memory() || !inputs.projected_memory().empty(),
              "{}: memory_mask must be absent where there is no memory", kBlock);
@@ -82,10 +84,11 @@ void check_memory_mask(const at::Tensor& x, const TransformerInputs& inputs, int
   const bool is_projected = !inputs.memory();
   const auto& memory = is_projected ? inputs.projected_memory()[0].key : *inputs.memory();
   if (!has_rank(x, 3) || !has_rank(memory, is_projected ? 4 : 3)) return;
-  detail::check_mask(
-      kBlock, "memory_mask", *inputs.memory_mask(),
-      {x, memory, x.size(0), heads, x.size(1) * sequence_parts, memory.size(is_projected ? 2 : 1)},
-      /*takes_bias=*/false);
+  const auto batch = in_step ? memory.size(0) : x.size(0);
+  const auto length = in_step ? 1 : x.size(1) * sequence_parts;
+  detail::check_mask(kBlock, "memory_mask", *inputs.memory_mask(),
+                     {x, memory, batch, heads, length, memory.size(is_projected ? 2 : 1)},
+                     /*takes_bias=*/false);
 }
 
 /// Calls `attend` with the memory as key and value, or with the projected memory.
@@ -305,11 +308,11 @@ at::Tensor TransformerBlockImpl::run_parallel(const at::Tensor& x,
 
 template <typename SelfAttend, typename CrossAttend>
 at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInputs& inputs,
-                                     const SelfAttend& self_attend,
-                                     const CrossAttend& cross_attend) const {
-  check_memory(x, inputs, cross_attention);
+                                     const SelfAttend& self_attend, const CrossAttend& cross_attend,
+                                     bool in_step) const {
+  check_memory(x, inputs, cross_attention, in_step);
   check_memory_mask(x, inputs, options.attention().head_num(),
-                    detail::sharing(*attention->fc_q).sequence_parts());
+                    detail::sharing(*attention->fc_q).sequence_parts(), in_step);
   if (options.parallel()) return run_parallel(x, self_attend);
   const auto dropout = options.dropout();
   auto result = residual(x, attention_norm, attention_output_norm, dropout, self_attend);
@@ -365,17 +368,19 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, PagedStep& 
                                                 const TransformerInputs& inputs) const {
   check_causal();
   check_no_dropout(*this);
-  HEED_CHECK(!cross_attention,
-             "{}: cross_attention must be absent with a PagedStep: a memory has one length for all "
-             "sequences",
-             kBlock);
   const AttentionInputs own(inputs);
   detail::check_cached_inputs(kBlock, own);
   const WholeSequence whole;
   const auto attend = [&](const at::Tensor& input) {
     return attention->forward_cached(input, step, layer, own);
   };
-  return run(x, inputs, attend, [](const at::Tensor& input) { return input; });
+  const auto attend_to_rows = [&](const at::Tensor& input) {
+    const auto& memory = inputs.memory();
+    return cross_attention->forward_cached(
+        input, step, memory ? project_memory(*memory) : inputs.projected_memory()[0],
+        inputs.memory_mask());
+  };
+  return run(x, inputs, attend, attend_to_rows, /*in_step=*/true);
 }
 
 at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& cache,

@@ -88,16 +88,15 @@ void HeadProjections::check(const Sources& inputs) const {
   check_sources(function, inputs.query, inputs.key, inputs.value);
 }
 
-void HeadProjections::check_memory(const at::Tensor& query_input,
-                                   const ProjectedMemory& memory) const {
-  check_input(function, "query", query_input, query->weight);
+void HeadProjections::check_memory(const at::Tensor& query_input, const ProjectedMemory& memory,
+                                   int64_t batch) const {
   const auto check = [&](const char* name, const at::Tensor& tensor, int64_t dim) {
     check_defined(function, name, tensor);
     check_same_device(function, name, tensor, "query", query_input);
-    HEED_CHECK(tensor.dim() == 4 && tensor.size(0) == query_input.size(0) &&
-                   tensor.size(1) == sizes.groups && tensor.size(3) == dim,
+    HEED_CHECK(tensor.dim() == 4 && tensor.size(0) == batch && tensor.size(1) == sizes.groups &&
+                   tensor.size(3) == dim,
                "{}: {} {} must be [{}, {}, S, {}], as project_memory makes it", function, name,
-               shape(tensor), query_input.size(0), sizes.groups, dim);
+               shape(tensor), batch, sizes.groups, dim);
   };
   check("memory key", memory.key, sizes.head_dim);
   check("memory value", memory.value, sizes.value_head_dim);
@@ -211,7 +210,8 @@ ProjectedMemory HeadProjections::project_memory(const at::Tensor& key_input,
 Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemory& memory,
                              const AttendOptions& options) const {
   check_whole_sequence("a projected memory");
-  check_memory(query_input, memory);
+  check_input(function, "query", query_input, query->weight);
+  check_memory(query_input, memory, query_input.size(0));
   const auto input = sharing(*query).enter(query_input);
   check_scores(input, memory.key, memory.key.size(2), options);
   const auto heads = split_heads(project(query, input), sizes.heads);
@@ -223,6 +223,25 @@ Heads HeadProjections::heads(const at::Tensor& query_input, const ProjectedMemor
     angles = rotary->angles(first, length, heads.options());
   }
   return {transforms.of_query(heads, angles), memory.key, memory.value};
+}
+
+void HeadProjections::check_step(const at::Tensor& x, const ProjectedMemory& memory,
+                                 const AttendOptions& options) const {
+  check_whole_sequence("a cache");
+  check_input(function, "x", x, query->weight);
+  check_defined(function, "memory key", memory.key);
+  check_rank(function, "memory key", memory.key, 4);
+  const auto batch = memory.key.size(0);
+  check_memory(x, memory, batch);
+  const bool has_window = options.window() || options.left_window() || options.right_window();
+  HEED_CHECK(!options.causal() && !has_window && !options.alibi_slopes() && !transforms.rotary,
+             "{}: causal, windows, alibi and rotary must be absent where a step attends to a "
+             "memory: its tokens have no positions there",
+             function);
+  check_no_dropout(function, "dropout", options.dropout(), /*training=*/true);
+  if (!options.mask()) return;
+  check_mask(function, "mask", *options.mask(),
+             {x, memory.key, batch, whole_heads(), /*query_length=*/1, memory.key.size(2)});
 }
 
 AttendOptions HeadProjections::of_own_heads(AttendOptions options, const TensorShard& part) const {
@@ -254,6 +273,26 @@ at::Tensor HeadProjections::attended(const Heads& heads, const AttendOptions& op
                    }
                    return attend(heads.query, heads.key, heads.value, own);
                  })));
+}
+
+at::Tensor HeadProjections::attended_rows(const at::Tensor& x, const ProjectedMemory& memory,
+                                          const MemoryRows& rows,
+                                          const AttendOptions& options) const {
+  const WholeSequence whole;
+  const auto heads = split_heads(project(query, sharing(*query).enter(x)), sizes.heads);
+  check_same_dtype(function, "memory key", memory.key, "projected query", heads);
+  auto call = options;
+  call.query_lengths(rows.query_lengths());
+  if (auto& mask = call.mask()) {
+    if (mask->dim() == 2) mask = mask->unsqueeze(0);  // [1, 1, S]
+    if (mask->size(0) != 1) mask = mask->narrow(0, 0, rows.count());
+  }
+  const auto queries = rows.gather(transforms.of_query(heads, {}));
+  const auto keys = memory.key.narrow(0, 0, rows.count());
+  const auto values = memory.value.narrow(0, 0, rows.count());
+  return project(output, merge_heads(rows.scatter(with_own_heads(call, [&](const auto& own) {
+                   return attend(queries, keys, values, own);
+                 }))));
 }
 
 std::tuple<at::Tensor, at::Tensor> HeadProjections::attended_with_weights(

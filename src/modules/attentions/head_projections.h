@@ -14,6 +14,7 @@
 #include "modules/attentions/calls.h"
 #include "modules/attentions/sources.h"
 #include "modules/caches/caches.h"
+#include "modules/caches/memory_rows.h"
 #include "modules/heads.h"
 #include "modules/layers/linear.h"
 
@@ -70,10 +71,19 @@ struct HeadProjections {
                                                            const AttendOptions& options) const;
   /// @}
   ProjectedMemory project_memory(const at::Tensor& key_input, const at::Tensor& value_input) const;
+  /// The two steps of a call for a step's tokens x [1, T, E], whose sequences attend to rows of a
+  /// projected memory: checks, and attention.
+  /// @{
+  void check_step(const at::Tensor& x, const ProjectedMemory& memory,
+                  const AttendOptions& options) const;
+  at::Tensor attended_rows(const at::Tensor& x, const ProjectedMemory& memory,
+                           const MemoryRows& rows, const AttendOptions& options) const;
+  /// @}
 
  private:
   void check(const Sources& inputs) const;
-  void check_memory(const at::Tensor& query_input, const ProjectedMemory& memory) const;
+  void check_memory(const at::Tensor& query_input, const ProjectedMemory& memory,
+                    int64_t batch) const;
   /// Checks mask and bias against the shape of the scores. `key` is shown in errors; it may be
   /// only a part of the `key_length` keys.
   void check_scores(const at::Tensor& query_input, const at::Tensor& key, int64_t key_length,

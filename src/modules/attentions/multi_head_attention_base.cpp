@@ -211,6 +211,18 @@ at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
 }
 
 template <typename Derived, typename Options>
+at::Tensor MultiHeadAttentionImplBase<Derived, Options>::forward_cached(
+    const at::Tensor& x, PagedStep& step, const ProjectedMemory& memory,
+    const std::optional<at::Tensor>& mask) const {
+  constexpr auto kModule = detail::HeadNames<Derived>::kModule;
+  detail::check_step_tokens(kModule, "x", x, step);
+  const auto own = projections();
+  const auto call = attend_options(AttentionInputs(mask));
+  own.check_step(x, memory, call);
+  return own.attended_rows(x, memory, step.rows_of(kModule, memory.key.size(0)), call);
+}
+
+template <typename Derived, typename Options>
 KVCache MultiHeadAttentionImplBase<Derived, Options>::make_cache(
     int64_t batch, int64_t capacity, const CacheOptions& cache_options) const {
   return detail::make_cache(head_sizes, detail::causal_window(options), batch, capacity,

@@ -3,6 +3,7 @@
 #include <heed/paged_kv_cache.h>
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "core/draft_tree.h"
 #include "core/to_device.h"
 #include "modules/caches/caches.h"
+#include "modules/caches/memory_rows.h"
 #include "modules/caches/page_rows.h"
 #include "modules/caches/paged_state.h"
 #include "modules/caches/step_angles.h"
@@ -102,6 +104,41 @@ at::Tensor PagedStep::last_tokens() const {
     if (ends[n] > ends[n - 1]) last.push_back(ends[n] - 1);
   }
   return detail::to_device(last, state_->options.device());
+}
+
+PagedStep& PagedStep::memory_rows(at::IntArrayRef rows) {
+  constexpr auto kName = "PagedStep::memory_rows";
+  const auto sequences = call_->sequences();
+  HEED_CHECK(static_cast<int64_t>(rows.size()) == sequences,
+             "{}: rows size ({}) must equal the step's sequences ({})", kName, rows.size(),
+             sequences);
+  for (size_t n = 0; n < rows.size(); ++n) {
+    HEED_CHECK(rows[n] >= 0, "{}: rows[{}] ({}) must be at least 0", kName, n, rows[n]);
+  }
+  given_rows_ = rows.vec();
+  memory_rows_ = nullptr;
+  return *this;
+}
+
+/// The rows of a memory of `size` rows that the step attends to.
+const detail::MemoryRows& PagedStep::rows_of(const char* function, int64_t size) {
+  const auto sequences = call_->sequences();
+  HEED_CHECK(given_rows_ || size == sequences,
+             "{}: memory dim 0 ({}) must equal the step's sequences ({}), or the step must have "
+             "memory_rows",
+             function, size, sequences);
+  for (const auto row : given_rows_.value_or(std::vector<int64_t>())) {
+    HEED_CHECK(row < size,
+               "{}: memory dim 0 ({}) must be above each of the step's memory_rows ({})", function,
+               size, row);
+  }
+  if (!memory_rows_) {
+    auto rows = given_rows_.value_or(std::vector<int64_t>(static_cast<size_t>(sequences)));
+    if (!given_rows_) std::iota(rows.begin(), rows.end(), 0);
+    memory_rows_ =
+        std::make_shared<detail::MemoryRows>(rows, call_->offsets(), positions_.device());
+  }
+  return *memory_rows_;
 }
 
 void PagedStep::write(const at::Tensor& key, const at::Tensor& value, int64_t layer) {
