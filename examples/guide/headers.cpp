@@ -81,6 +81,17 @@ void autocast() {
   auto loss = model->forward(x).square().mean();
 }
 
+void beam_search() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  heed::Decoder model(heed::DecoderOptions(/*vocab_size=*/100, attention, /*num_layers=*/2));
+  std::vector<std::vector<int64_t>> prompts = {{5, 8, 13}, {21, 34}};
+  auto options = heed::BeamSearchOptions(/*num_beams=*/4, /*max_new_tokens=*/20)
+                     .end_tokens({2})
+                     .num_return_sequences(2);
+  auto found = heed::beam_search(model, prompts, options);
+  const auto best = found[0][0];  // the best continuation of the first prompt: tokens and score
+}
+
 void block_mask() {
   auto query = heads(), key = heads(), value = heads();
   // Each token sees the 4 tokens up to itself, and the first.
@@ -267,6 +278,21 @@ void paged_kv_cache() {
   auto next = cache.append({first, second, other}, {1, 1, 1});
   auto z = attention->forward_cached(tokens, next);  // [1, 3, E]
   cache.remove(second);
+}
+
+void memory_rows() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/2);
+  heed::Decoder decoder(heed::DecoderOptions(
+      /*vocab_size=*/100, heed::TransformerBlockOptions(attention).cross_attention(true),
+      /*num_layers=*/2));
+  torch::NoGradGuard no_grad;
+  const auto projected = decoder->project_memory(torch::randn({2, 7, 64}));
+  auto cache = decoder->make_paged_cache(/*pages=*/8);
+  const auto first = cache.add(), second = cache.add(), fork_of_first = cache.fork(first);
+  const auto tokens = torch::randint(100, {1, 3});
+  auto step = cache.append({first, second, fork_of_first}, {1, 1, 1});
+  auto inputs = heed::TransformerInputs().projected_memory(projected);  // of two sources
+  auto scores = decoder->forward_cached(tokens, step.memory_rows({0, 1, 0}), false, inputs);
 }
 
 void fixed_kv_cache() {
@@ -546,17 +572,18 @@ void image_encoder() {
 
 void run_all() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
-      autocast, block_mask, checkpoint, cost, decoder, differential_attention, feed_forward,
-      feed_forward_of_ones_own, feed_forward_layers, mixture_of_experts, routing_record,
-      mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache,
-      fixed_kv_cache, paged_kv_cache, quantize, latent_attention, deepseek_attention, linear,
-      linear_cross_entropy, masks, merge_attention, model_cost, multi_head_attention_function,
-      multi_head_attention, multi_head_attention_base, name_maps, pack_weights, save_weights,
-      save_tensors, load_weights_of_a_stream, named_tensors, norm, position_embedding,
-      projected_memory, qk_norm, relative_position_bias, residual_attention, rotary_embedding,
-      sampling, scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs,
-      encoder, text_encoder, head_transform, sequence_classifier, token_classifier,
-      masked_language_model, pool_tokens, image_encoder, load_weights);
+      autocast, beam_search, block_mask, checkpoint, cost, decoder, differential_attention,
+      feed_forward, feed_forward_of_ones_own, feed_forward_layers, mixture_of_experts,
+      routing_record, mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler,
+      group_query_attention, kv_cache, fixed_kv_cache, paged_kv_cache, memory_rows, quantize,
+      latent_attention, deepseek_attention, linear, linear_cross_entropy, masks, merge_attention,
+      model_cost, multi_head_attention_function, multi_head_attention, multi_head_attention_base,
+      name_maps, pack_weights, save_weights, save_tensors, load_weights_of_a_stream, named_tensors,
+      norm, position_embedding, projected_memory, qk_norm, relative_position_bias,
+      residual_attention, rotary_embedding, sampling, scaled_dot_product_attention, self_attention,
+      transformer_block, transformer_inputs, encoder, text_encoder, head_transform,
+      sequence_classifier, token_classifier, masked_language_model, pool_tokens, image_encoder,
+      load_weights);
 }
 
 }  // namespace header

@@ -43,8 +43,8 @@ struct HEED_API BeamSearchOptions {
   HEED_NUMBER_ARG(double, length_penalty) = 1.0;
   /// When the search ends.
   TORCH_ARG(EarlyStopping, early_stopping) = EarlyStopping::estimated;
-  /// What changes the log-probabilities, as `sample` changes scores: logit_bias, the penalties and
-  /// no_repeat_ngram_size. Its other options must not be set: no token is drawn.
+  /// The changes of log-probabilities, as `sample` makes them to scores: logit_bias, the penalties
+  /// and no_repeat_ngram_size. The other options must not be set: no token is drawn.
   TORCH_ARG(SamplingOptions, penalties);
   /// The cache of the search, with room for num_beams texts of max_new_tokens for each prompt.
   TORCH_ARG(PagedCacheOptions, cache);
@@ -68,7 +68,7 @@ struct HEED_API BeamHypothesis {
 ///                    .end_tokens({2})
 ///                    .num_return_sequences(2);
 /// auto found = heed::beam_search(model, prompts, options);
-/// const auto& best = found[0][0];  // the best continuation of the first prompt: tokens and score
+/// const auto best = found[0][0];  // the best continuation of the first prompt: tokens and score
 /// @endcode
 ///
 /// The beams of a prompt share the pages of a cache with the tokens that they have in common, and

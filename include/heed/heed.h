@@ -8,6 +8,7 @@
 #include <heed/attention.h>
 #include <heed/attention_inputs.h>
 #include <heed/autocast.h>
+#include <heed/beam_search.h>
 #include <heed/block_mask.h>
 #include <heed/checkpoint.h>
 #include <heed/clip_grad_norm.h>

@@ -41,11 +41,16 @@ endif()
 execute_process(COMMAND "${PYTHON}" -c "import transformers" RESULT_VARIABLE no_transformers
   OUTPUT_QUIET ERROR_QUIET)
 if(no_transformers)
-  foreach(subject IN ITEMS language_models pretrained sampling)
+  foreach(subject IN ITEMS beam_search language_models pretrained sampling)
     file(WRITE "${OUT}/${subject}/skipped"
       "${PYTHON} has no transformers; set HEED_PYTHON to one that has")
   endforeach()
 else()
+  execute_process(COMMAND "${PYTHON}" "${BEAM_SEARCH}" "${OUT}/beam_search"
+    RESULT_VARIABLE failed OUTPUT_QUIET)
+  if(failed)
+    message(FATAL_ERROR "beam_search.py failed: ${failed}")
+  endif()
   execute_process(COMMAND "${PYTHON}" "${LANGUAGE_MODELS}" write "${OUT}/language_models"
     RESULT_VARIABLE failed OUTPUT_QUIET)
   if(failed)
