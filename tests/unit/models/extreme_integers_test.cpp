@@ -347,6 +347,21 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByAPagedKVCache) {
     encoder->make_paged_cache(n[0],
                               PagedCacheOptions().page_size(n[1] <= 2 ? 16 : n[1]).layers(n[2]));
   });
+  try_numbers("beam_search", 5, [](const auto& n) {
+    const Decoder decoder(DecoderOptions(2, GroupQueryAttentionOptions(2, 1, 1), 1));
+    auto options = BeamSearchOptions(n[0], n[1]).num_return_sequences(n[2]).min_new_tokens(n[3]);
+    options.cache().page_size(n[4] <= 2 ? 16 : n[4]);
+    beam_search(decoder, std::vector<Numbers>{{1, 1}}, options.end_tokens({0, 1}));
+  });
+  try_numbers("memory_rows", 2, [](const auto& n) {
+    const at::NoGradGuard no_grad;
+    GroupQueryAttention attention(2, 1, 1);
+    auto cache = attention->make_paged_cache(2);
+    auto step = cache.append({cache.add(), cache.add()}, {1, 1});
+    const auto memory = at::ones({3, 4, 2});
+    attention->forward_cached(at::ones({1, 2, 2}), step.memory_rows(n),
+                              attention->project_memory(memory, memory));
+  });
   for (const auto& window : {std::optional<int64_t>(), std::optional<int64_t>(1)}) {
     const auto on = [&](const std::string& name, size_t count, const auto& call) {
       try_numbers(name, count, [&](const Numbers& n) {
