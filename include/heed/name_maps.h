@@ -71,8 +71,8 @@ class HEED_API NameMap {
   /// Ignores `theirs`, if the file has it: the module has no such tensor.
   NameMap& drop(std::string theirs);
   /// Ignores `theirs` if the module has no such tensor, but checks that it equals the one of
-  /// `originals` that the file has. An example is the head of a language model that shares its
-  /// embedding.
+  /// `originals` that the file has. If the file has none of these, `theirs` takes their place. An
+  /// example is the head of a language model that shares its embedding.
   NameMap& tied(std::string theirs, std::vector<std::string> originals);
 
   /// Adds all entries of `names`, a map for the submodule `ours`: what they make, and all names

@@ -27,6 +27,12 @@ struct HEED_API PretrainedOptions {
   /// `architectures` names a model without a head, such as Qwen3Model, and the names of the file's
   /// tensors have no prefix, such as `model.`. Other models have the heads of their classes.
   TORCH_ARG(std::optional<bool>, head) = std::nullopt;
+  /// Keeps a Decoder's head and its embedding if config.json says that they are one tensor and the
+  /// file has two that differ, with a warning, as transformers does. By default this is an error.
+  TORCH_ARG(bool, untie_head) = false;
+  /// The family of the model, such as "llama", for a config.json without `model_type`; if it has
+  /// one, both must agree.
+  TORCH_ARG(std::optional<std::string>, model_type) = std::nullopt;
 };
 
 /// Makes the model that a folder in Hugging Face's format describes, with its weights, in
@@ -46,9 +52,9 @@ struct HEED_API PretrainedOptions {
 /// @endcode
 ///
 /// The folder has config.json and, looked for in this order, model.safetensors,
-/// model.safetensors.index.json with its files, or pytorch_model.bin. docs/pretrained.md lists the
-/// families of models. Nothing in config.json is guessed: a field that is not known to be without
-/// effect must be understood.
+/// model.safetensors.index.json with its files, pytorch_model.bin, or pytorch_model.bin.index.json
+/// with its files. docs/pretrained.md lists the families of models. Nothing in config.json is
+/// guessed: a field that is not known to be without effect must be understood.
 ///
 /// Memory is taken for the parameters once, and not before all names and shapes of the file fit
 /// config.json. Heads that `Model` does not have, poolers and vision towers are left

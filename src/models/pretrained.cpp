@@ -151,8 +151,9 @@ std::string config_at(const std::string& path) {
 
 /// Reads a config.json, which must describe a `Model`.
 template <typename Model>
-Blueprint read_blueprint_of(const std::string& config) {
-  auto blueprint = detail::read_blueprint(config, Kind<Model>::kTask);
+Blueprint read_blueprint_of(const std::string& config,
+                            const std::optional<std::string>& model_type = std::nullopt) {
+  auto blueprint = detail::read_blueprint(config, Kind<Model>::kTask, model_type);
   HEED_CHECK(std::holds_alternative<typename Kind<Model>::Options>(blueprint.options),
              "{} must describe {}; it describes {}", config, Kind<Model>::kName,
              kind_of(blueprint));
@@ -207,8 +208,8 @@ std::string misfits(const torch::nn::Module& skeleton, const std::string& config
 std::string find_weights(const std::string& folder) {
   const auto path = detail::weights_in(folder);
   HEED_CHECK(path,
-             "folder ({}) must have model.safetensors, model.safetensors.index.json or "
-             "pytorch_model.bin",
+             "folder ({}) must have model.safetensors, model.safetensors.index.json, "
+             "pytorch_model.bin or pytorch_model.bin.index.json",
              folder);
   return *path;
 }
@@ -232,6 +233,19 @@ void fit_head(Blueprint& blueprint, const FileEntries& file, std::optional<bool>
   const bool has_head = !lacks_prefix || !detail::is_without_head(blueprint.architecture);
   if (!head.value_or(has_head)) detail::remove_head(blueprint);
   if (lacks_prefix) blueprint.names = detail::without_prefix(blueprint.names, prefix);
+}
+
+/// Unties the head of a decoder if it differs from the embedding in the file. transformers does
+/// this, with a warning.
+void untie_head(Blueprint& blueprint, const std::string& config, const FileEntries& file) {
+  auto& options = std::get<DecoderOptions>(blueprint.options);
+  if (!options.head() || !options.tied_head()) return;
+  const auto skeleton = make_skeleton<Decoder>(blueprint, config, at::kFloat);
+  const auto load = LoadOptions().name_map(names_of(blueprint, file));
+  if (!detail::has_unequal_ties(*skeleton, file, load)) return;
+  TORCH_WARN("load_pretrained: ", config, ": tie_word_embeddings does not fit ", source_of(file),
+             ", whose head is not the embedding: the model keeps both");
+  options.tied_head(false);
 }
 
 /// Advice for a file that does not fit a Decoder because it has no head; empty for others.
@@ -314,11 +328,25 @@ NameMap saved_names(const torch::nn::Module& model, const Blueprint& blueprint) 
   return blueprint.part ? blueprint.part->names : blueprint.names;
 }
 
-/// The text of a saved model's config.json, with its dtype and, unless `end` is empty, another end
-/// of its architecture.
+/// Unties the head in the blueprint of a model whose head has been untied. Returns whether it has.
+template <typename Model>
+bool untie_saved(const Model& model, Blueprint& blueprint) {
+  if constexpr (std::is_same_v<Model, Decoder>) {
+    auto& options = std::get<DecoderOptions>(blueprint.options);
+    const bool is_untied =
+        model->options.head() && !model->options.tied_head() && options.tied_head();
+    if (is_untied) options.tied_head(false);
+    return is_untied;
+  }
+  return false;
+}
+
+/// The text of a saved model's config.json, with its dtype, its untied head and, unless `end` is
+/// empty, another end of its architecture.
 std::string saved_config(const std::string& config, const Blueprint& blueprint,
-                         at::ScalarType dtype, std::string_view end) {
+                         at::ScalarType dtype, std::string_view end, bool is_untied) {
   auto fields = own_fields(config, blueprint);
+  if (is_untied) fields["tie_word_embeddings"] = false;
   const auto name = detail::pytorch_name(dtype).substr(std::string_view("torch.").size());
   for (const auto* field : {"dtype", "torch_dtype"}) {
     if (fields.contains(field)) fields[field] = name;
@@ -374,15 +402,20 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
     constexpr bool kMayLackHead = std::is_same_v<Model, Decoder>;
     HEED_CHECK(kMayLackHead || !options.head(), "head must not be given for {}",
                Kind<Model>::kName);
+    HEED_CHECK(kMayLackHead || !options.untie_head(), "untie_head must not be given for {}",
+               Kind<Model>::kName);
     check_folder(folder);
     const auto config = folder + "/config.json";
-    auto blueprint = read_blueprint_of<Model>(config);
+    auto blueprint = read_blueprint_of<Model>(config, options.model_type());
     check_architecture<Model>(blueprint, config);
     const auto weights = find_weights(folder);
     const auto file = detail::read_weight_file(detail::Bytes(weights), "");
     HEED_CHECK(!options.weights() || file.packed.empty(),
                "weights must not be given: those of {} are packed already", weights);
-    if constexpr (kMayLackHead) fit_head(blueprint, file, options.head());
+    if constexpr (kMayLackHead) {
+      fit_head(blueprint, file, options.head());
+      if (options.untie_head()) untie_head(blueprint, config, file);
+    }
     const auto dtype =
         options.dtype() ? *options.dtype() : dtype_of<Model>(blueprint, config, weights, file);
     const auto load =
@@ -418,12 +451,13 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
     const auto config = config_at(source);
     auto blueprint = read_blueprint_of<Model>(config);
     const auto end = saved_end(model, blueprint);
+    const bool is_untied = untie_saved(model, blueprint);
     const auto dtype = model->parameters().front().scalar_type();
     const auto skeleton = make_skeleton<Model>(blueprint, config, dtype);
     HEED_CHECK(described(*model) == described(*skeleton),
                "{} must describe the model: their options differ", config);
     check_keeps_others(folder, config, blueprint);
-    const auto text = saved_config(config, blueprint, dtype, end);
+    const auto text = saved_config(config, blueprint, dtype, end, is_untied);
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     HEED_CHECK(!error, "folder ({}) cannot be made: {}", folder, error.message());

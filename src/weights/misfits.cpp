@@ -416,6 +416,18 @@ std::string Comparison::unheld(const std::string& name) const {
   return file_.unheld.count(origin[0]) > 0 ? file_.others.at(origin[0]) : "";
 }
 
+namespace {
+
+std::string unequal_ties(const Contents& contents, const Translation& translation,
+                         const LoadOptions& options) {
+  return named("load_weights", [&] {
+    return tied_unequally(translation, contents.theirs.tensors, options.shards(),
+                          "; PretrainedOptions::untie_head(true) keeps both");
+  });
+}
+
+}  // namespace
+
 std::string misfits(const torch::nn::Module& module, const FileEntries& file,
                     const LoadOptions& options) {
   const Contents contents(module, options, [&] { return file; });
@@ -427,11 +439,19 @@ std::string misfits(const torch::nn::Module& module, const FileEntries& file,
   }
   auto problems = Comparison(contents, translation, options).misfits(/*can_untie=*/false);
   if (!problems.empty()) return problems;
-  const auto unequal = named("load_weights", [&] {
-    return tied_unequally(translation, contents.theirs.tensors, options.shards(),
-                          /*with_advice=*/false);
-  });
+  const auto unequal = unequal_ties(contents, translation, options);
   return unequal.empty() ? unequal : "; " + unequal;
+}
+
+bool has_unequal_ties(const torch::nn::Module& module, const FileEntries& file,
+                      const LoadOptions& options) {
+  const Contents contents(module, options, [&] { return file; });
+  try {
+    const auto translation = translated(module, contents.ours, contents.theirs, options);
+    return !unequal_ties(contents, translation, options).empty();
+  } catch (const c10::ValueError&) {
+    return false;
+  }
 }
 
 }  // namespace heed::detail

@@ -81,4 +81,9 @@ class Comparison {
 std::string misfits(const torch::nn::Module& module, const FileEntries& file,
                     const LoadOptions& options);
 
+/// Whether the file has different values for tensors that are one tensor of the module. False if
+/// the name map does not fit.
+bool has_unequal_ties(const torch::nn::Module& module, const FileEntries& file,
+                      const LoadOptions& options);
+
 }  // namespace heed::detail

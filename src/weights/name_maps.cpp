@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "core/checks.h"
@@ -48,6 +49,7 @@ struct NameMap::Applied {
   std::map<std::string, std::vector<std::string>> origins = {};
   std::map<std::string, std::vector<at::Tensor>> packed = {};
   std::vector<detail::Tied> tied = {};
+  std::set<std::string> stand_ins = {};  // names in the module of tensors that a tied one replaces
 
   void apply(const Entry& entry) {
     const auto text = c10::Join(", ", entry.theirs) + " -> " + c10::Join(", ", entry.ours);
@@ -61,7 +63,7 @@ struct NameMap::Applied {
       }
     }
     const bool optional = entry.kind == Kind::drop || entry.kind == Kind::tied;
-    if (found || optional || !module_holds(entry.ours)) return;
+    if (found || optional || !module_lacks(entry.ours)) return;
     check_chain(entry, text);
     HEED_CHECK(false, "name map: {}: the file holds no {}", text, c10::Join(", ", entry.theirs));
   }
@@ -85,12 +87,14 @@ struct NameMap::Applied {
     }
   }
 
-  /// Whether a tensor of the module has one of the names, at any depth.
-  bool module_holds(const std::vector<std::string>& names) const {
+  /// Whether a tensor of the module has one of the names, at any depth, and no tied one is its
+  /// stand-in.
+  bool module_lacks(const std::vector<std::string>& names) const {
     return std::any_of(module.begin(), module.end(), [&](const auto& item) {
-      return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-        return find_part(name, item.key()).has_value();
-      });
+      return stand_ins.count(item.key()) == 0 &&
+             std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+               return find_part(name, item.key()).has_value();
+             });
     });
   }
 
@@ -107,7 +111,7 @@ struct NameMap::Applied {
 
   void translate(const Entry& entry, const std::string& text, const Surroundings& where,
                  const std::string& name, const at::Tensor& tensor) {
-    if (entry.kind == Kind::tied) return leave_out_tied(entry, text, where, name);
+    if (entry.kind == Kind::tied) return translate_tied(entry, text, where, name);
     const bool is_reshaped =
         entry.kind != Kind::rename && entry.kind != Kind::transpose && entry.kind != Kind::drop;
     if (is_reshaped && lacks_values(entry, where)) return;  // and keeps its name
@@ -140,7 +144,9 @@ struct NameMap::Applied {
     });
   }
 
-  void leave_out_tied(const Entry& entry, const std::string& text, const Surroundings& where,
+  /// Leaves out a tensor that must equal another one of the file. If the file has no such other
+  /// one, the tensor stands in for it.
+  void translate_tied(const Entry& entry, const std::string& text, const Surroundings& where,
                       const std::string& name) {
     const auto here = map.in_module(entry.within, name);
     if (module.contains(here)) return;  // not tied here
@@ -151,6 +157,15 @@ struct NameMap::Applied {
       if (found == theirs.end()) continue;
       if (!theirs.at(name).defined() || !found->second.defined()) return;
       tied.push_back({text, name, found->first, is_head});
+      used.emplace(name, text);
+      return;
+    }
+    for (const auto& original : entry.ours) {
+      const auto ours_names = detail::translated_name(map, where.around(original));
+      if (ours_names.size() != 1 || !module.contains(ours_names[0])) continue;
+      if (!ours.emplace(ours_names[0], theirs.at(name)).second) continue;
+      origins.emplace(ours_names[0], std::vector{name});
+      stand_ins.insert(ours_names[0]);
       used.emplace(name, text);
       return;
     }
@@ -370,7 +385,7 @@ NameMap without_modules(NameMap map, const std::vector<std::string>& theirs) {
 }
 
 std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,
-                           const TensorShards& shards, bool with_advice) {
+                           const TensorShards& shards, const char* advice) {
   for (const auto& [entry, name, original, is_head] : translation.tied) {
     auto one = theirs.at(name), other = theirs.at(original);
     for (const auto& [ours, shard] : shards) {
@@ -384,10 +399,8 @@ std::string tied_unequally(const Translation& translation, const NamedTensors& t
     }
     // When a map is inverted, the two are one tensor without values, which equals itself.
     if (!have_equal_values(one, other)) {
-      const auto* advice =
-          is_head && with_advice ? "; with DecoderOptions::tied_head(false) it is not" : "";
       return fmt::format("name map: {}: {} must equal {}, to which it is tied in the module{}",
-                         entry, name, original, advice);
+                         entry, name, original, is_head ? advice : "");
     }
   }
   return "";
@@ -395,7 +408,8 @@ std::string tied_unequally(const Translation& translation, const NamedTensors& t
 
 void check_tied(const Translation& translation, const NamedTensors& theirs,
                 const TensorShards& shards) {
-  const auto unequal = tied_unequally(translation, theirs, shards, /*with_advice=*/true);
+  const auto unequal = tied_unequally(translation, theirs, shards,
+                                      "; with DecoderOptions::tied_head(false) it is not");
   HEED_CHECK(unequal.empty(), "{}", unequal);
 }
 

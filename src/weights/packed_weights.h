@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cpu/layers/packed_weight.h"
-#include "weights/formats/pytorch_file.h"
+#include "weights/formats/file_entries.h"
 
 /// Files of weights that pack_weights has packed. A safetensors file has the tensors of such a
 /// weight as NAME.values, NAME.scales and NAME.offsets, and says in its metadata how it is packed:

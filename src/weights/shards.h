@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "weights/formats/pytorch_file.h"
+#include "weights/formats/file_entries.h"
 
 /// Loading and saving of a module of which each of several processes holds a part.
 

@@ -32,9 +32,9 @@ struct Translation {
 std::vector<std::string> translated_name(const NameMap& map, const std::string& theirs);
 
 /// Describes tied tensors of the file `theirs` that are not equal, in the rows or columns that
-/// `shards` name, and says which option unties them, if `with_advice`; empty if all are equal.
+/// `shards` name, with `advice` on the head of a Decoder; empty if all are equal.
 std::string tied_unequally(const Translation& translation, const NamedTensors& theirs,
-                           const TensorShards& shards, bool with_advice);
+                           const TensorShards& shards, const char* advice);
 
 /// Throws c10::ValueError unless tied tensors are equal.
 void check_tied(const Translation& translation, const NamedTensors& theirs,

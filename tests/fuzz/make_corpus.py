@@ -98,8 +98,8 @@ def inputs():
     yield "safetensors/two", safetensors({"__metadata__": {"k": "v"}, "a": one, "b": two}, bytes(6))
     yield "safetensors/overlap", safetensors({"a": one, "b": overlapping}, bytes(5))
     index = {"metadata": {"total_size": 2}, "weight_map": {"a": "one", "b": "one"}}
-    yield "safetensors_index/two", json.dumps(index).encode()
-    yield "safetensors_index/path", b'{"weight_map":{"a":"../one"}}'
+    yield "weight_index/two", json.dumps(index).encode()
+    yield "weight_index/path", b'{"weight_map":{"a":"../one"}}'
 
 
 for name, content in inputs():

@@ -41,9 +41,10 @@ struct Blueprint {
   std::optional<ModelPart> part = std::nullopt;  // none if the model is described alone
 };
 
-/// Reads a config.json. If the family has no head for the task, the blueprint is that of
-/// `Task::own`. Throws c10::ValueError that names its path, the field and its value where one is
-/// not understood.
-Blueprint read_blueprint(const std::string& config_path, Task task = Task::own);
+/// Reads a config.json, whose model_type may be given if the file leaves it out. If the family has
+/// no head for the task, the blueprint is that of `Task::own`. Throws c10::ValueError that names
+/// its path, the field and its value where one is not understood.
+Blueprint read_blueprint(const std::string& config_path, Task task = Task::own,
+                         const std::optional<std::string>& model_type = std::nullopt);
 
 }  // namespace heed::detail

@@ -92,6 +92,13 @@ Config::Config(const std::string& path) : fields_(std::make_shared<Fields>(Field
                  {"JSON", 1'000'000, 100});
 }
 
+void Config::add(const std::string& name, const std::string& value) const {
+  const auto [found, is_new] = fields_->values.emplace(name, value);
+  if (!is_new && found->second != value) {
+    refuse(name, fmt::format("must be {}, as the options say", shown(value)));
+  }
+}
+
 bool Config::has(const std::string& name) const { return fields_->values.count(name) > 0; }
 
 bool Config::is_list(const std::string& name) const {

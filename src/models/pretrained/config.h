@@ -18,6 +18,10 @@ class Config {
   /// Reads a file. Throws c10::ValueError when it is too large, or not a JSON object.
   explicit Config(const std::string& path);
 
+  /// Adds a field that the file leaves out. Throws c10::ValueError when the file has the field with
+  /// another value.
+  void add(const std::string& name, const std::string& value) const;
+
   /// Whether the field is there; it may be null.
   bool has(const std::string& name) const;
   bool is_list(const std::string& name) const;

@@ -2,13 +2,16 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <cctype>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
 #include "models/pretrained/heads.h"
+#include "weights/formats/bytes.h"
 
 namespace heed::detail {
 
@@ -91,8 +94,34 @@ bool is_mixture(const std::string& family) {
   return mixtures.count(family) > 0;
 }
 
+/// The family of an architecture, by their names: "qwen2_moe" of "Qwen2MoeForCausalLM". None where
+/// the name tells none, or several.
+std::optional<std::string> family_of(const std::string& architecture) {
+  const auto plain = [](const std::string& name) {
+    std::string result;
+    for (const unsigned char c : name) {
+      if (std::isalnum(c) != 0) result += static_cast<char>(std::tolower(c));
+    }
+    return result;
+  };
+  const auto stem = plain(with_end(architecture, ""));
+  std::vector<std::string> found;
+  for (const auto& [name, read] : families()) {
+    // Architectures of gemma3_text may lack the "Text".
+    if (plain(name) == stem || plain(name) == stem + "text") found.push_back(name);
+  }
+  return found.size() == 1 ? std::optional(found[0]) : std::nullopt;
+}
+
 ReadFamily find_family(const Config& config) {
   constexpr auto kType = "model_type";
+  if (!config.has(kType)) {
+    const auto architecture = read_architecture(config);
+    const auto family = family_of(architecture);
+    const auto advice =
+        family ? fmt::format("; {} may be of \"{}\"", in_quotes(architecture), *family) : "";
+    config.refuse(kType, "must be there, or be given by PretrainedOptions::model_type" + advice);
+  }
   const auto type = config.text(kType, std::nullopt);
   const auto found = families().find(type);
   if (found != families().end()) return found->second;
@@ -221,8 +250,10 @@ void read_any_family(const Config& config) {
 
 }  // namespace
 
-Blueprint read_blueprint(const std::string& config_path, Task task) {
+Blueprint read_blueprint(const std::string& config_path, Task task,
+                         const std::optional<std::string>& model_type) {
   const Config config(config_path);
+  if (model_type) config.add("model_type", *model_type);
   auto blueprint = find_family(config)(config);
   blueprint.architecture = read_architecture(config);
   add_head(config, task, blueprint);

@@ -46,8 +46,8 @@ void refuse_format(const Bytes& bytes, std::string_view what) {
 }
 
 std::optional<std::string> weights_in(const std::string& folder) {
-  for (const auto* name :
-       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}) {
+  for (const auto* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                           "pytorch_model.bin.index.json"}) {
     auto path = folder + "/" + name;
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path;

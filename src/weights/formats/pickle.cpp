@@ -17,18 +17,24 @@ using Kind = PickleObject::Kind;
 
 constexpr size_t kGrowth = 3;  // a vector that doubles holds the old elements and twice as many
 
+/// Thrown where the bytes end before the pickle does, if more bytes may follow.
+struct CutShort {};
+
 }  // namespace
 
 /// The stack machine that a pickle is a program for.
 class Pickle::Machine {
  public:
   Machine(const std::string& source, const std::string& record, std::string_view bytes,
-          size_t most_memory, std::deque<PickleObject>& objects)
+          size_t most_memory, bool may_go_on, std::deque<PickleObject>& objects)
       : source_(source),
         record_(record),
         bytes_(bytes),
         memory_left_(most_memory),
+        may_go_on_(may_go_on),
         objects_(objects) {}
+
+  size_t at() const { return at_; }
 
   PickleValue run() {
     while (true) {
@@ -313,6 +319,7 @@ class Pickle::Machine {
   }
 
   std::string_view take(uint64_t count) {
+    if (may_go_on_ && count > bytes_.size() - at_) throw CutShort();
     HEED_CHECK_PICKLE(count <= bytes_.size() - at_, "{} bytes must follow; there are {}", count,
                       bytes_.size() - at_);
     const auto taken = bytes_.substr(at_, count);
@@ -322,6 +329,7 @@ class Pickle::Machine {
 
   std::string_view take_line() {
     const auto end = bytes_.find('\n', at_);
+    if (may_go_on_ && end == std::string_view::npos) throw CutShort();
     HEED_CHECK_PICKLE(end != std::string_view::npos, "{} must end with a line feed", "a name");
     const auto line = take(end - at_);
     ++at_;
@@ -375,6 +383,7 @@ class Pickle::Machine {
   size_t at_ = 0;
   size_t opcode_at_ = 0;
   size_t memory_left_;
+  bool may_go_on_;  // more bytes may follow
   std::deque<PickleObject>& objects_;
   std::vector<PickleValue> stack_;
   std::deque<size_t> marks_;  // the stack's heights
@@ -383,7 +392,22 @@ class Pickle::Machine {
 
 Pickle::Pickle(const std::string& source, const std::string& record, std::string_view bytes,
                size_t most_memory) {
-  root_ = Machine(source, record, bytes, most_memory, objects_).run();
+  Machine machine(source, record, bytes, most_memory, /*may_go_on=*/false, objects_);
+  root_ = machine.run();
+  size_ = machine.at();
+}
+
+std::optional<Pickle> Pickle::beginning(const std::string& source, const std::string& record,
+                                        std::string_view bytes, size_t most_memory) {
+  Pickle pickle;
+  Machine machine(source, record, bytes, most_memory, /*may_go_on=*/true, pickle.objects_);
+  try {
+    pickle.root_ = machine.run();
+  } catch (const CutShort&) {
+    return std::nullopt;
+  }
+  pickle.size_ = machine.at();
+  return pickle;
 }
 
 }  // namespace heed::detail

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -46,12 +47,21 @@ class Pickle {
   Pickle(const std::string& source, const std::string& record, std::string_view bytes,
          size_t most_memory);
 
+  /// Reads the pickle with which `bytes` begin. None if they end before it does.
+  static std::optional<Pickle> beginning(const std::string& source, const std::string& record,
+                                         std::string_view bytes, size_t most_memory);
+
   const PickleValue& root() const { return root_; }
+  const std::deque<PickleObject>& objects() const { return objects_; }
+  size_t size() const { return size_; }  ///< of the pickle, in bytes
 
  private:
+  Pickle() = default;
+
   class Machine;
   std::deque<PickleObject> objects_;  // owns them all: they may form cycles
   PickleValue root_;
+  size_t size_ = 0;
 };
 
 }  // namespace heed::detail

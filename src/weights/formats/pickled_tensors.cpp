@@ -1,12 +1,12 @@
 #include "weights/formats/pickled_tensors.h"
 
-#include <algorithm>
+#include <map>
 #include <optional>
 
 #include "weights/formats/pytorch_dtypes.h"
 
 #define HEED_CHECK_TENSOR(condition, text, ...) \
-  HEED_CHECK_STORED(condition, archive_.bytes(), place_, text, __VA_ARGS__)
+  HEED_CHECK_STORED(condition, bytes_, place_, text, __VA_ARGS__)
 
 namespace heed::detail {
 
@@ -74,18 +74,22 @@ bool is_put_off(const Values& arguments, size_t metadata) {
          (flags == nullptr || !flags->entries.empty());
 }
 
-/// A storage as a pickle names it: ("storage", torch.FloatStorage, key, device, element count).
-struct StorageRecord {
-  std::string_view type;  // class of the storage; "torch.storage.UntypedStorage" holds bytes
-  std::optional<at::ScalarType> dtype;
-  Place place;
+bool is_untyped(std::string_view storage) {
+  return storage == "torch.storage.UntypedStorage" || storage == "torch.UntypedStorage";
+}
+
+/// A storage in a file, whose elements have the dtype that its type names.
+struct Storage {
+  std::string_view type;
+  std::optional<at::ScalarType> dtype;  // none where the type names bytes, or what heed lacks
+  Place place{};
 };
 
 /// Reads one tensor. Errors begin with `place`.
 class Reader {
  public:
-  Reader(const Archive& archive, const std::string& folder, const std::string& place)
-      : archive_(archive), folder_(folder), place_(place) {}
+  Reader(const Bytes& bytes, const PickledTensors::FindStorage& find, const std::string& place)
+      : bytes_(bytes), find_(find), place_(place) {}
 
   std::variant<StoredTensor, Unheld> tensor(const PickleValue& value) const {
     const auto call = rebuild_call(value);
@@ -107,31 +111,38 @@ class Reader {
   }
 
  private:
-  StorageRecord storage_of(const PickleValue& value) const {
+  Storage storage_of(const PickleValue& value) const {
     const auto* persistent = object_of_kind(value, Kind::persistent);
-    const auto* id =
-        persistent == nullptr ? nullptr : object_of_kind(persistent->items[0], Kind::tuple);
-    HEED_CHECK_TENSOR(id != nullptr && id->items.size() == 5, "it must have a {}", "storage");
-    const auto* key = std::get_if<std::string_view>(&id->items[2]);
-    HEED_CHECK_TENSOR(key != nullptr, "its storage must have a {}", "name");
-    const auto count = integer(id->items[4], "storage size");
-    StorageRecord storage;
-    storage.type = global_name(id->items[1]);
-    const bool is_untyped =
-        storage.type == "torch.storage.UntypedStorage" || storage.type == "torch.UntypedStorage";
-    if (!is_untyped) {
-      storage.dtype = dtype_of_storage(storage.type);
-      if (!storage.dtype) return storage;
-    }
-    const auto width =
-        is_untyped ? int64_t{1} : static_cast<int64_t>(c10::elementSize(*storage.dtype));
-    const auto record = std::string(folder_).append(*key);
-    storage.place = archive_.place(record);
+    const auto id = persistent == nullptr ? std::nullopt : storage_id(*persistent);
+    HEED_CHECK_TENSOR(id, "it must have a {}", "storage");
+    const auto count = integer(*id->count, "storage size");
+    Storage storage{id->type, dtype_of_storage(id->type)};
+    if (!storage.dtype && !is_untyped(id->type)) return storage;
+    const auto width = static_cast<int64_t>(storage_width(id->type));
+    storage.place = find_(std::string(id->key));
     const auto size = static_cast<int64_t>(storage.place.size);
     HEED_CHECK_TENSOR(size % width == 0 && size / width == count,
-                      "record {} ({} bytes) must hold its {} elements of {} bytes",
-                      in_quotes(record), size, count, width);
+                      "storage {} ({} bytes) must hold its {} elements of {} bytes",
+                      in_quotes(id->key), size, count, width);
+    if (id->view != nullptr && !std::holds_alternative<std::monostate>(*id->view)) {
+      storage.place = view_of(storage.place, *id->view, width);
+    }
     return storage;
+  }
+
+  /// The part of a storage that a view of it has: (key, first element, element count).
+  Place view_of(const Place& storage, const PickleValue& view, int64_t width) const {
+    const auto* fields = object_of_kind(view, Kind::tuple);
+    HEED_CHECK_TENSOR(fields != nullptr && fields->items.size() == 3,
+                      "the view of its storage must have {} fields", 3);
+    const auto first = integer(fields->items[1], "view's first element");
+    const auto count = integer(fields->items[2], "view's size");
+    const auto whole = static_cast<int64_t>(storage.size) / width;
+    HEED_CHECK_TENSOR(first <= whole && count <= whole - first,
+                      "its view of {} elements from {} on must fit its storage of {} elements",
+                      count, first, whole);
+    return {storage.offset + static_cast<size_t>(first * width),
+            static_cast<size_t>(count * width)};
   }
 
   int64_t integer(const PickleValue& value, const char* what) const {
@@ -154,8 +165,8 @@ class Reader {
     return result;
   }
 
-  const Archive& archive_;
-  const std::string& folder_;
+  const Bytes& bytes_;
+  const PickledTensors::FindStorage& find_;
   const std::string& place_;
 };
 
@@ -208,9 +219,37 @@ std::string describe(const PickleValue& value) {
   return "unknown";
 }
 
+std::optional<StorageId> storage_id(const PickleObject& persistent) {
+  const auto* id = object_of_kind(persistent.items[0], Kind::tuple);
+  // Before version 1.6, torch.save wrote a sixth item, the view.
+  if (id == nullptr || id->items.size() < 5 || id->items.size() > 6) return std::nullopt;
+  const auto* kind = std::get_if<std::string_view>(&id->items[0]);
+  const auto* key = std::get_if<std::string_view>(&id->items[2]);
+  if (kind == nullptr || *kind != "storage" || key == nullptr) return std::nullopt;
+  return StorageId{global_name(id->items[1]), *key, &id->items[4],
+                   id->items.size() == 6 ? &id->items[5] : nullptr};
+}
+
+size_t storage_width(std::string_view type) {
+  if (is_untyped(type)) return 1;
+  if (const auto dtype = dtype_of_storage(type)) return c10::elementSize(*dtype);
+  static const std::map<std::string_view, size_t> quantized = {{"torch.QInt8Storage", 1},
+                                                               {"torch.QUInt8Storage", 1},
+                                                               {"torch.QInt32Storage", 4},
+                                                               {"torch.QUInt4x2Storage", 1},
+                                                               {"torch.QUInt2x4Storage", 1}};
+  const auto found = quantized.find(type);
+  return found == quantized.end() ? 0 : found->second;
+}
+
+PickledTensors::PickledTensors(const Archive& archive, const std::string& folder)
+    : PickledTensors(archive.bytes(), [&archive, folder](const std::string& key) {
+        return archive.place(folder + key);
+      }) {}
+
 std::variant<StoredTensor, Unheld> PickledTensors::stored(const PickleValue& value,
                                                           const std::string& place) const {
-  return Reader(*archive_, folder_, place).tensor(value);
+  return Reader(bytes_, find_, place).tensor(value);
 }
 
 std::variant<at::Tensor, Unheld> PickledTensors::operator()(const PickleValue& value,
@@ -219,7 +258,7 @@ std::variant<at::Tensor, Unheld> PickledTensors::operator()(const PickleValue& v
   if (made.defined()) return made;
   auto tensor = stored(value, place);
   if (auto* unheld = std::get_if<Unheld>(&tensor)) return std::move(*unheld);
-  return made = tensor_in(archive_->bytes(), std::get<StoredTensor>(tensor), place);
+  return made = tensor_in(bytes_, std::get<StoredTensor>(tensor), place);
 }
 
 }  // namespace heed::detail

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -14,24 +16,40 @@
 
 namespace heed::detail {
 
-/// Makes the tensors that an archive's pickle describes.
+/// A storage as a pickle names it: ("storage", torch.FloatStorage, key, device, element count).
+struct StorageId {
+  std::string_view type, key;
+  const PickleValue* count;
+  const PickleValue* view;  // null, None, or the part of the storage that is meant
+};
+
+/// The storage that a persistent object names; none if it names something else.
+std::optional<StorageId> storage_id(const PickleObject& persistent);
+
+/// The bytes of one element of a storage of this type; 0 if the type is not known.
+size_t storage_width(std::string_view type);
+
+/// Makes the tensors that a file's pickle describes.
 class PickledTensors {
  public:
-  /// Reads elements from the archive's records in `folder`.
-  explicit PickledTensors(const Archive& archive, std::string folder = "data/")
-      : archive_(&archive), folder_(std::move(folder)) {}
+  /// Returns the place of the storage with a key. Throws c10::ValueError when there is none.
+  using FindStorage = std::function<Place(const std::string& key)>;
+
+  PickledTensors(const Bytes& bytes, FindStorage find) : bytes_(bytes), find_(std::move(find)) {}
+  /// Reads elements from the archive's records in `folder`. Refers to `archive`.
+  explicit PickledTensors(const Archive& archive, const std::string& folder = "data/");
 
   /// Makes the tensor that `value` describes, or says what it is if heed cannot hold it. Throws
-  /// c10::ValueError, beginning with `place`, when a tensor's elements do not lie in the archive.
+  /// c10::ValueError, beginning with `place`, when a tensor's elements do not lie in the file.
   std::variant<at::Tensor, Unheld> operator()(const PickleValue& value, const std::string& place);
 
-  /// Like operator(), but does not check that the elements lie in the archive.
+  /// Like operator(), but does not check that the elements lie in the file.
   std::variant<StoredTensor, Unheld> stored(const PickleValue& value,
                                             const std::string& place) const;
 
  private:
-  const Archive* archive_;
-  std::string folder_;
+  Bytes bytes_;
+  FindStorage find_;
   std::unordered_map<const PickleObject*, at::Tensor> made_;  // many names may have one tensor
 };
 

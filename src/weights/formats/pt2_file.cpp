@@ -13,6 +13,7 @@
 #include "weights/formats/archive.h"
 #include "weights/formats/json_entries.h"
 #include "weights/formats/pytorch_dtypes.h"
+#include "weights/formats/pytorch_file.h"
 
 #define HEED_CHECK_PT2(condition, text, ...) \
   HEED_CHECK_STORED(condition, bytes_, place_, text, __VA_ARGS__)

@@ -2,7 +2,8 @@
 
 #include <string>
 
-#include "weights/formats/pytorch_file.h"
+#include "weights/formats/file_entries.h"
+#include "weights/formats/zip_directory.h"
 
 namespace heed::detail {
 

@@ -49,7 +49,8 @@ class Header : public nlohmann::json_sax<Json> {
   explicit Header(const Bytes& bytes) : bytes_(bytes) {}
 
   Entries entries;
-  std::map<std::string, std::string> packed;  // FileEntries::packed
+  std::map<std::string, std::string> packed;    // FileEntries::packed
+  std::map<std::string, std::string> metadata;  // other programs' entries
 
   bool null() override { return refuse("null"); }
   bool boolean(bool /*value*/) override { return refuse("a boolean"); }
@@ -98,7 +99,7 @@ class Header : public nlohmann::json_sax<Json> {
       case Level::entry:
         return begin_field(value);
       case Level::metadata:
-        metadata_ = std::move(value);
+        metadata_key_ = std::move(value);
         return true;
       default:
         return true;
@@ -167,14 +168,17 @@ class Header : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  /// Keeps the descriptions of packed weights. Other programs' metadata is not read.
+  /// Keeps the descriptions of packed weights, and other entries.
   bool note(std::string& value) {
-    if (!begins_with(metadata_, kPackedKey)) return true;
-    const auto name = metadata_.substr(kPackedKey.size());
+    HEED_CHECK_SAFETENSORS(packed.size() + metadata.size() < kMostNames,
+                           "header must have at most {} entries of \"__metadata__\"", kMostNames);
+    if (!begins_with(metadata_key_, kPackedKey)) {
+      metadata.emplace(metadata_key_, std::move(value));
+      return true;
+    }
+    const auto name = metadata_key_.substr(kPackedKey.size());
     HEED_CHECK_SAFETENSORS(packed.emplace(name, std::move(value)).second,
-                           "header: {} must be there once", in_quotes(metadata_));
-    HEED_CHECK_SAFETENSORS(packed.size() <= kMostNames,
-                           "header must have at most {} packed weights", kMostNames);
+                           "header: {} must be there once", in_quotes(metadata_key_));
     return true;
   }
 
@@ -196,7 +200,7 @@ class Header : public nlohmann::json_sax<Json> {
   const Bytes& bytes_;
   Level level_ = Level::outside;
   bool has_metadata_ = false;
-  std::string name_, field_, metadata_;
+  std::string name_, field_, metadata_key_;
   std::bitset<3> fields_;  // those that this tensor has so far
   size_t offsets_ = 0;     // how many offsets it has so far
   Entry* entry_ = nullptr;
@@ -236,6 +240,7 @@ class File {
           found.tensors.end(), name,
           tensor_at(bytes_, extent, "safetensors", "tensor " + in_quotes(name)));
     }
+    add_second_names(found, header.metadata);
     return found;
   }
 

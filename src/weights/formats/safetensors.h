@@ -1,7 +1,7 @@
 #pragma once
 
 #include "weights/formats/bytes.h"
-#include "weights/formats/pytorch_file.h"
+#include "weights/formats/file_entries.h"
 
 namespace heed::detail {
 

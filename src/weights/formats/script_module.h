@@ -1,8 +1,8 @@
 #pragma once
 
 #include "weights/formats/archive.h"
+#include "weights/formats/file_entries.h"
 #include "weights/formats/pickle.h"
-#include "weights/formats/pytorch_file.h"
 
 namespace heed::detail {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "weights/formats/pytorch_file.h"
+#include "weights/formats/file_entries.h"
 
 namespace heed::detail {
 

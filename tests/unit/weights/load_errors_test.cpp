@@ -197,8 +197,8 @@ TEST_F(Weights, SayWhatAnotherFileIs) {
   write(R"({"weight_map": {"fc_q.weight": "model.safetensors"}})");
   std::ofstream(weights, std::ios::binary) << pointer;
   EXPECT_EQ(load_error(*module), "load_weights: path (" + path_ +
-                                     ") must be a sound safetensors index file; weight_map: "
-                                     "\"model.safetensors\" must be a safetensors file; " +
+                                     ") must be a sound index file; weight_map: "
+                                     "\"model.safetensors\" must be a safetensors file or what torch.save wrote; " +
                                      lfs);
   EXPECT_EQ(value_error([&] { read_weights(directory_); }),
             "read_weights: path (" + directory_.string() +

@@ -183,7 +183,7 @@ TEST_F(PytorchFile, WhoseTensorsReachOutsideIsRefused) {
   EXPECT_EQ(error(tensor(integer(2), integer(-1))), "its strides must be integers of 0 or more");
   EXPECT_EQ(error(tensor(integer(2), integer(1), -1)), "its offset must be integers of 0 or more");
   EXPECT_EQ(error(tensor("", "", 0, storage("FloatStorage", 7))),
-            "record \"data/0\" (24 bytes) must hold its 7 elements of 4 bytes");
+            "storage \"0\" (24 bytes) must hold its 7 elements of 4 bytes");
   EXPECT_EQ(error(tensor("", "", 0, integer(1))), "it must have a storage");
   EXPECT_EQ(error(call(kRebuild, integer(1))),
             "torch._utils._rebuild_tensor_v2 must be given 4 arguments");

@@ -44,7 +44,7 @@ TEST_F(PretrainedConfig, IsOneSoundJsonObject) {
 }
 
 TEST_F(PretrainedConfig, NamesItsFamily) {
-  EXPECT_EQ(error_of("{}"), "model_type must be there");
+  EXPECT_EQ(error_of("{}"), "model_type must be there, or be given by PretrainedOptions::model_type");
   EXPECT_EQ(error_of(R"({"model_type": null})"), "model_type null must be a string");
   EXPECT_EQ(error("dbrx", ""),
             R"(model_type "dbrx" is a mixture of experts of a family that is not supported)");

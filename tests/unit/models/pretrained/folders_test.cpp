@@ -368,8 +368,8 @@ TEST_F(PretrainedFolder, IsNoFile) {
 
 TEST_F(PretrainedFolder, HasNoWeights) {
   const auto none = "folder (" + folder_ +
-                    ") must have model.safetensors, model.safetensors.index.json or "
-                    "pytorch_model.bin";
+                    ") must have model.safetensors, model.safetensors.index.json, "
+                    "pytorch_model.bin or pytorch_model.bin.index.json";
   const auto path = "path (" + weights_ + ") must ";
   fs::remove(weights_);
   EXPECT_EQ(error(), none);

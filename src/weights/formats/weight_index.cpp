@@ -1,14 +1,11 @@
-#include "weights/formats/safetensors_index.h"
+#include "weights/formats/weight_index.h"
 
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "weights/formats/other_files.h"
-#include "weights/formats/safetensors.h"
-
 #define HEED_CHECK_INDEX(condition, place, ...) \
-  HEED_CHECK_FILE(condition, bytes_, "safetensors index", place, __VA_ARGS__)
+  HEED_CHECK_FILE(condition, bytes_, "index", place, __VA_ARGS__)
 
 namespace heed::detail {
 
@@ -18,12 +15,13 @@ using Json = nlohmann::json;
 
 constexpr size_t kLongest = 100'000'000;  // bytes, as in the header of a safetensors file
 
-/// Receives the index's JSON token by token, and keeps its "weight_map".
+/// Receives the index's JSON token by token, and keeps its "weight_map" and its "metadata".
 class WeightMap : public nlohmann::json_sax<Json> {
  public:
   explicit WeightMap(const Bytes& bytes) : bytes_(bytes) {}
 
-  std::map<std::string, std::string> shards;  // the file of each tensor
+  std::map<std::string, std::string> shards;    // the file of each tensor
+  std::map<std::string, std::string> metadata;  // its strings
   bool found = false;
 
   bool null() override { return other("null"); }
@@ -36,6 +34,12 @@ class WeightMap : public nlohmann::json_sax<Json> {
   bool binary(Json::binary_t& /*value*/) override { return other("binary data"); }
 
   bool string(std::string& value) override {
+    if (is_metadata_ && depth_ == 2) {
+      HEED_CHECK_INDEX(metadata.size() < kMostNames, "metadata must have at most {} strings",
+                       kMostNames);
+      metadata.emplace(name_, std::move(value));
+      return true;
+    }
     if (!in_map()) return other("a string");
     const bool added = shards.emplace(name_, std::move(value)).second;
     HEED_CHECK_INDEX(added, "weight_map: {} must be there once", in_quotes(name_));
@@ -56,8 +60,11 @@ class WeightMap : public nlohmann::json_sax<Json> {
   }
 
   bool key(std::string& name) override {
-    if (depth_ == 1) is_map_ = name == "weight_map";
-    if (in_map()) name_ = std::move(name);
+    if (depth_ == 1) {
+      is_map_ = name == "weight_map";
+      is_metadata_ = name == "metadata";
+    }
+    if (depth_ == 2) name_ = std::move(name);
     return true;
   }
 
@@ -91,7 +98,7 @@ class WeightMap : public nlohmann::json_sax<Json> {
 
   const Bytes& bytes_;
   int64_t depth_ = 0;
-  bool is_map_ = false;  // the last key at depth 1 was "weight_map"
+  bool is_map_ = false, is_metadata_ = false;  // the last key at depth 1 was the map's, the other's
   std::string name_;
 };
 
@@ -99,7 +106,7 @@ class Index {
  public:
   explicit Index(const Bytes& bytes) : bytes_(bytes) {}
 
-  FileEntries tensors(const std::function<Bytes(const std::string&)>& open) const {
+  FileEntries tensors(const std::function<FileEntries(const std::string&)>& read) const {
     HEED_CHECK_INDEX(bytes_.size() <= kLongest, "its size ({}) must be at most {}", bytes_.size(),
                      kLongest);
     const auto text = bytes_.text(0, bytes_.size());
@@ -108,20 +115,28 @@ class Index {
     HEED_CHECK_INDEX(map.found, "it must have a {}", "weight_map");
     std::map<std::string, FileEntries> files;
     for (const auto& [name, shard] : map.shards) files[shard];
-    for (auto& [shard, held] : files) held = read_shard(shard, open);
+    for (auto& [shard, held] : files) {
+      check_shard(shard);
+      held = read(shard);
+    }
     FileEntries found;
     for (const auto& [name, shard] : map.shards) {
       const bool is_there = move_entry(name, files[shard], found);
       HEED_CHECK_INDEX(is_there, "{} must hold tensor {}", in_quotes(shard), in_quotes(name));
     }
     for (auto& [shard, left] : files) {
+      for (const auto& name : left.constants) move_second_name(name, left, found);
       found.packed.merge(left.packed);
-      HEED_CHECK_INDEX(left.tensors.empty() && left.others.empty(),
-                       "weight_map must say of tensor {} that {} holds it",
-                       in_quotes(left.tensors.empty() ? left.others.begin()->first
-                                                      : left.tensors.begin()->first),
-                       in_quotes(shard));
+      HEED_CHECK_INDEX(
+          left.tensors.empty() && left.unheld.empty(),
+          "weight_map must say of tensor {} that {} holds it",
+          in_quotes(left.tensors.empty() ? *left.unheld.begin() : left.tensors.begin()->first),
+          in_quotes(shard));
+      for (auto& [name, what] : left.others) {
+        if (found.tensors.count(name) == 0) found.others.emplace(name, std::move(what));
+      }
     }
+    add_second_names(found, map.metadata);
     return found;
   }
 
@@ -134,18 +149,18 @@ class Index {
     return to.tensors.count(name) > 0 || to.others.count(name) > 0;
   }
 
-  FileEntries read_shard(const std::string& shard,
-                         const std::function<Bytes(const std::string&)>& open) const {
+  /// Moves a tensor's second name, of which the map need not know; drops it if it is taken.
+  static void move_second_name(const std::string& name, FileEntries& from, FileEntries& to) {
+    auto tensor = from.tensors.extract(name);
+    if (!tensor || to.others.count(name) > 0) return;
+    if (to.tensors.insert(std::move(tensor)).inserted) to.constants.insert(name);
+  }
+
+  void check_shard(const std::string& shard) const {
     const bool plain = !shard.empty() && shard != "." && shard != ".." &&
                        shard.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
     HEED_CHECK_INDEX(plain, "weight_map: {} must be the name of a file beside the index",
                      in_quotes(shard));
-    const auto bytes = open(shard);
-    const auto other = other_file(bytes);
-    HEED_CHECK_INDEX(!other && is_safetensors(bytes.text(0, 16)),
-                     "weight_map: {} must be a safetensors file{}", in_quotes(shard),
-                     other ? "; " + *other : "");
-    return read_safetensors(bytes);
   }
 
   const Bytes& bytes_;
@@ -153,14 +168,14 @@ class Index {
 
 }  // namespace
 
-bool is_safetensors_index(std::string_view file) {
+bool is_weight_index(std::string_view file) {
   const auto first = file.find_first_not_of(" \t\r\n");
   return first != std::string_view::npos && file[first] == '{';
 }
 
-FileEntries read_safetensors_index(const Bytes& index,
-                                   const std::function<Bytes(const std::string&)>& open) {
-  return Index(index).tensors(open);
+FileEntries read_weight_index(const Bytes& index,
+                              const std::function<FileEntries(const std::string&)>& read) {
+  return Index(index).tensors(read);
 }
 
 }  // namespace heed::detail
