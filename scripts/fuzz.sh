@@ -48,7 +48,7 @@ fi
 
 runs=${1:-1000000}
 readers=("${@:2}")
-if [ ${#readers[@]} -eq 0 ]; then readers=(archive pickle pt2 safetensors weight_index); fi
+if [ ${#readers[@]} -eq 0 ]; then readers=(archive legacy pickle pt2 safetensors weight_index); fi
 heed_build=$(realpath -m "${HEED_BUILD_DIR:-build/fuzz}")
 export CXX=${CXX:-clang++-14}
 

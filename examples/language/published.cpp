@@ -15,7 +15,11 @@ namespace heed::examples {
 
 int64_t published_context(const std::string& folder) {
   const auto path = folder + "/config.json";
-  const auto config = read_json_object(path);
+  auto config = read_json_object(path);
+  // A model that also sees images has the fields of its text model in an object.
+  if (const auto text = config.find("text_config"); text != config.end() && text->is_object()) {
+    config = nlohmann::json(*text);
+  }
   for (const auto* field : {"max_position_embeddings", "n_positions"}) {
     const auto found = config.find(field);
     if (found == config.end()) continue;
@@ -25,6 +29,8 @@ int64_t published_context(const std::string& folder) {
     }
     return *found;
   }
+  // Folders of Gemma 3 leave out what transformers takes for it.
+  if (config.value("model_type", nlohmann::json()) == "gemma3_text") return 131'072;
   throw std::runtime_error(path + " must have max_position_embeddings");
 }
 

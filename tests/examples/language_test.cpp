@@ -241,6 +241,26 @@ TEST_F(Language, WritesNoFileThatWasPlanted) {
                                                            ": it is a device, a pipe or a socket"));
 }
 
+TEST_F(Language, KnowsTheContextOfPublishedModels) {
+  const auto context = [&](const std::string& config) {
+    write("config.json", config);
+    return published_context(folder_);
+  };
+  EXPECT_EQ(context(R"({"max_position_embeddings": 32})"), 32);
+  EXPECT_EQ(context(R"({"n_positions": 64})"), 64);
+  EXPECT_EQ(context(R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text",
+                        "max_position_embeddings": 48}})"),
+            48);
+  EXPECT_EQ(context(R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})"),
+            131'072);
+  const auto path = (folder_ / "config.json").string();
+  EXPECT_THAT([&] { context("{}"); }, ::testing::ThrowsMessage<std::runtime_error>(
+                                          path + " must have max_position_embeddings"));
+  EXPECT_THAT([&] { context(R"({"text_config": {"max_position_embeddings": 0}})"); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  path + ": max_position_embeddings 0 must be a whole number from 1"));
+}
+
 TEST_F(Language, ReadsJsonWithinLimits) {
   const auto config = write("config.json", "{\"a\": " + std::string(1'000'000, '['));
   EXPECT_THAT([&] { published_context(folder_); },

@@ -89,6 +89,13 @@ def inputs():
     for name, archive in archives.items():
         yield f"archive/{name}", archive
         yield f"pickle/{name}", pickle_of(archive)
+    legacy = {
+        "state_dict": views,
+        "checkpoint": {"m": state, "epoch": 3, "loss": 0.5},
+        "uint16": {"x": torch.zeros(2, dtype=torch.uint16)},
+    }
+    for name, value in legacy.items():
+        yield f"legacy/{name}", saved(torch.save, value, _use_new_zipfile_serialization=False)
     for name, content in pt2_inputs():
         yield f"pt2/{name}", content
     one = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}

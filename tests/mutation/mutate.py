@@ -77,7 +77,7 @@ OPS_TESTS = [
       for name in ("operators", "operator_transforms", "transformers_models")),
 ]
 REPLAYS = [Program(f"{reader}_replay", f"tests/fuzz/{reader}_replay", (f"tests/fuzz/corpus/{reader}",))
-           for reader in ("archive", "pickle", "safetensors", "weight_index")]
+           for reader in ("archive", "legacy", "pickle", "safetensors", "weight_index")]
 OTHER_TESTS = [
     unit_test("limits"),
     Program("numerics_test", "tests/numerics/numerics_test"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Dict, List
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 DTYPES = """bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
 complex64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz""".split()
@@ -59,6 +59,29 @@ def model() -> torch.nn.Module:
     return module
 
 
+def tied_model() -> torch.nn.Module:
+    module = torch.nn.ModuleDict({name: torch.nn.Linear(3, 2, bias=False)
+                                  for name in ("first", "second")})
+    module["second"].weight = module["first"].weight
+    with torch.no_grad():
+        module["first"].weight.copy_(torch.arange(6.0).view(2, 3))
+    return module
+
+
+def write_shards(folder: Path, state: dict, stem: str, end: str, save) -> None:
+    """As save_pretrained writes a model in two files."""
+    shards = {f"{stem}-0000{number}-of-00002.{end}": {} for number in (1, 2)}
+    weight_map = {}
+    for number, (name, tensor) in enumerate(state.items()):
+        shard = list(shards)[number % 2]
+        shards[shard][name] = tensor
+        weight_map[name] = shard
+    for shard, held in shards.items():
+        save(held, folder / shard)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / f"{stem}.{end}.index.json").write_text(json.dumps(index, indent=2))
+
+
 def write_programs(folder: Path, every: dict, module: torch.nn.Module) -> None:
     """Exported programs, with their weights as every version of torch stores them."""
     program = torch.export.export(module, (torch.ones(2, 3),))
@@ -92,8 +115,11 @@ def write(folder: Path) -> None:
     for protocol in (2, 3, 4, 5):
         torch.save(every, folder / f"tensors_{protocol}.pt", pickle_protocol=protocol)
     tied = {**every, "tied": every["transposed"].t()}
-    torch.save({name: torch.nn.Parameter(t, t.is_floating_point()) for name, t in tied.items()
-                if "float8" not in name}, folder / "parameters.pt")
+    parameters = {name: torch.nn.Parameter(t, t.is_floating_point()) for name, t in tied.items()
+                  if "float8" not in name}
+    torch.save(parameters, folder / "parameters.pt")
+    for name, state in {"tensors": every, "parameters": parameters}.items():
+        torch.save(state, folder / f"legacy_{name}.pt", _use_new_zipfile_serialization=False)
     save_file({name: tensor.contiguous() for name, tensor in every.items()},
               folder / "tensors.safetensors")
 
@@ -107,16 +133,9 @@ def write(folder: Path) -> None:
                 "1._extra_state": {"amax": torch.ones(3)}, "args": argparse.Namespace(lr=0.1)},
                folder / "beside.pt")
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    shards = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
-    weight_map = {}
-    for number, (name, tensor) in enumerate(state.items()):
-        shard = list(shards)[number % 2]
-        shards[shard][name] = tensor
-        weight_map[name] = shard
-    for shard, held in shards.items():
-        save_file(held, folder / shard)
-    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    write_shards(folder, state, "model", "safetensors", save_file)
+    write_shards(folder, state, "pytorch_model", "bin", torch.save)
+    save_model(tied_model(), folder / "save_model.safetensors")
     warnings.simplefilter("ignore")  # torch.jit is deprecated, and its archives remain
     scripted = torch.jit.script(module)
     scripted.save(folder / "scripted.pt")

@@ -81,8 +81,8 @@ void expect_tensors(const std::string& file, const NamedTensors& expected) {
 }
 
 TEST_F(FilesOfPython, HoldEveryDtype) {
-  for (const auto* file :
-       {"tensors_2.pt", "tensors_3.pt", "tensors_4.pt", "tensors_5.pt", "tensors.safetensors"}) {
+  for (const auto* file : {"tensors_2.pt", "tensors_3.pt", "tensors_4.pt", "tensors_5.pt",
+                           "tensors.safetensors", "legacy_tensors.pt"}) {
     expect_tensors(file, expected_tensors());
   }
 }
@@ -94,6 +94,7 @@ TEST_F(FilesOfPython, HoldParametersAndTiedTensors) {
   }
   expected["tied"] = expected["transposed"].t();
   expect_tensors("parameters.pt", expected);
+  expect_tensors("legacy_parameters.pt", expected);
 }
 
 TEST_F(FilesOfPython, HoldTheTensorsOfAProgram) {
@@ -125,10 +126,16 @@ void expect_model(const torch::nn::Module& module, const std::string& file) {
 }
 
 TEST_F(FilesOfPython, HoldAModel) {
-  std::vector<std::string> files{
-      "state_dict.pt", "model.safetensors", "model.safetensors.index.json",
-      "scripted.pt",   "traced.pt",         "model.pt2",
-      "model_2_6.pt2", "model_2_8.pt2"};
+  std::vector<std::string> files{"state_dict.pt",
+                                 "model.safetensors",
+                                 "model.safetensors.index.json",
+                                 "scripted.pt",
+                                 "traced.pt",
+                                 "model.pt2",
+                                 "model_2_6.pt2",
+                                 "model_2_8.pt2",
+                                 "legacy.pt",
+                                 "pytorch_model.bin.index.json"};
   if (std::filesystem::exists(kFolder / "compiled.pt2")) files.emplace_back("compiled.pt2");
   for (const auto& file : files) {
     auto model = zero_model();
@@ -141,6 +148,15 @@ TEST_F(FilesOfPython, HoldAModel) {
   auto linear = torch::nn::Linear(3, 2);
   load_weights(*linear, kFolder / "scripted.pt", LoadOptions().prefix("1."));
   expect_same_bits(linear->weight.detach(), tensors_of(*model)["1.weight"], "prefix");
+}
+
+/// safetensors.torch.save_model writes one of them.
+TEST_F(FilesOfPython, HoldBothNamesOfATensor) {
+  Box box({{"first.weight", at::zeros({2, 3})}, {"second.weight", at::zeros({2, 3})}});
+  load_weights(box, kFolder / "save_model.safetensors");
+  const auto expected = at::arange(6.F).view({2, 3});
+  EXPECT_TRUE(box["first.weight"].equal(expected));
+  EXPECT_TRUE(box["second.weight"].equal(expected));
 }
 
 TEST_F(FilesOfPython, MayHoldWhatIsNoTensor) {
@@ -180,10 +196,7 @@ TEST_F(FilesOfPython, ThatHoldNoNamedTensorsAreRefused) {
       {"module.pt",
        "must hold a dict of tensors; it holds a call of "
        "\"torch.nn.modules.container.Sequential\", which is not run: save the module's "
-       "state_dict() instead"},
-      {"legacy.pt",
-       "must not be a bare pickle, as torch.save wrote before PyTorch 1.6: torch.save it again "
-       "with a newer one"}};
+       "state_dict() instead"}};
   for (const auto& [file, reason] : reasons) {
     auto model = zero_model();
     const auto path = (kFolder / file).string();

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 
 /// Pickles, written opcode by opcode (docs.python.org/3/library/pickletools.html), and the archives
 /// in which PyTorch has them.
@@ -68,6 +69,44 @@ inline std::string numbers_to(int64_t count) {
 /// The records that torch.save writes round a pickle.
 inline Records saved(const std::string& pickle) {
   return {{"data.pkl", pickle}, {"byteorder", "little"}, {"data/0", numbers_to(6)}};
+}
+
+/// The pickle with which files of torch.save before version 1.6 begin.
+inline const std::string kLegacyMagic(
+    "\x80\x02\x8a\nl\xfc\x9c"
+    "F\xf9 j\xa8P\x19.",
+    15);
+
+/// A storage as such a file names it; `view` is a part of it.
+inline std::string legacy_storage(const std::string& type, int32_t count,
+                                  const std::string& key = "0", const std::string& view = "N") {
+  return tuple(text("storage") + global("torch", type) + text(key) + text("cpu") + integer(count) +
+               view) +
+         'Q';
+}
+
+inline std::string legacy_tensor(const std::string& sizes, const std::string& strides,
+                                 int32_t offset = 0) {
+  return tensor(sizes, strides, offset, legacy_storage("FloatStorage", 6));
+}
+
+/// The element count of a storage, and its bytes.
+using Storage = std::pair<int64_t, std::string>;
+
+/// Such a file; `program` is the pickle of its object. Its storages are in the order of their keys.
+inline std::string legacy(const std::string& program,
+                          const std::map<std::string, Storage>& storages = {
+                              {"0", {6, numbers_to(6)}}}) {
+  auto file =
+      kLegacyMagic + pickle(integer(1001)) +
+      pickle(dict(text("protocol_version") + integer(1001) + text("little_endian") + '\x88')) +
+      pickle(program);
+  std::string keys, values;
+  for (const auto& [key, storage] : storages) {
+    keys += text(key);
+    values += bytes_of(storage.first) + storage.second;
+  }
+  return file + pickle("](" + keys + 'e') + values;
 }
 
 /// A zip archive with these records in a folder "archive".

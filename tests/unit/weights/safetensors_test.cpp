@@ -99,6 +99,30 @@ TEST_F(Safetensors, AreSelectedByPrefixAndThenRenamed) {
                 ") is a safetensors file; options.prefix selects names");
 }
 
+/// safetensors.torch.save_model leaves out names of tensors that have several.
+TEST_F(Safetensors, NameTensorsThatTheyLeaveOut) {
+  write(safetensors(R"({"__metadata__":{"format":"a","b":"a","c":"absent","d":"b","a":"a"},)"
+                    R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                    floats({3})));
+  Box both({{"a", at::zeros({1})}, {"b", at::zeros({1})}});
+  EXPECT_THAT(load_weights(both, path_).loaded, ElementsAre("a", "b"));
+  EXPECT_EQ(both["b"].item<float>(), 3);
+  Box one({{"a", at::zeros({1})}});
+  const auto report = load_weights(one, path_);
+  EXPECT_THAT(report.loaded, ElementsAre("a"));
+  EXPECT_THAT(report.passed_over, ElementsAre("b"));
+  EXPECT_EQ(read_weights(path_).size(), 2);
+
+  // A tensor of its own is not overwritten, and a name that heed cannot hold has no other name.
+  write(safetensors(R"({"__metadata__":{"b":"a","d":"c"},)"
+                    R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                    R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},)"
+                    R"("c":{"dtype":"F4","shape":[8],"data_offsets":[8,12]}})",
+                    floats({3, 4, 5})));
+  load_weights(both, path_, LoadOptions().strict(false));
+  EXPECT_EQ(both["b"].item<float>(), 4);
+}
+
 TEST_F(Safetensors, AreLoadedWhereTheModuleIsMovedTo) {
   const auto saved = Attention(4);
   save_weights(*saved, path_);
@@ -254,6 +278,23 @@ TEST_F(SafetensorsIndex, SaysWhichFileHoldsWhat) {
   EXPECT_EQ(box["a"].item<float>(), 1);
   EXPECT_EQ(box["b"].item<float>(), 2);
   EXPECT_EQ(box["c"].item<float>(), 3);
+}
+
+/// As huggingface_hub writes it of tensors that have several names.
+TEST_F(SafetensorsIndex, NamesTensorsThatItsFilesLeaveOut) {
+  write(R"({"metadata":{"total_size":12,"d":"b","format":"a","e":"absent"},)"
+        R"("weight_map":{"a":"one","b":"two","c":"two"}})");
+  Box box({{"a", at::zeros({1})}, {"d", at::zeros({1})}});
+  const auto report = load_weights(box, path_, LoadOptions().strict(false));
+  EXPECT_THAT(report.loaded, ElementsAre("a", "d"));
+  EXPECT_EQ(box["d"].item<float>(), 2);
+  // A file of its own may say so, too, and the index need not.
+  write(directory_ / "one",
+        safetensors(R"({"__metadata__":{"d":"a"},)" + entry("a", "F32", "[1]", "[0,4]") + '}',
+                    floats({1})));
+  write(R"({"weight_map":{"a":"one","b":"two","c":"two"}})");
+  load_weights(box, path_, LoadOptions().strict(false));
+  EXPECT_EQ(box["d"].item<float>(), 1);
 }
 
 /// One shard holds a tensor of a dtype that LibTorch lacks.

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 
 #include "unit/models/pretrained/pretrained_files.h"
@@ -44,7 +45,24 @@ TEST_F(PretrainedConfig, IsOneSoundJsonObject) {
 }
 
 TEST_F(PretrainedConfig, NamesItsFamily) {
-  EXPECT_EQ(error_of("{}"), "model_type must be there, or be given by PretrainedOptions::model_type");
+  EXPECT_EQ(error_of("{}"),
+            "model_type must be there, or be given by PretrainedOptions::model_type");
+  const std::string missing =
+      "model_type must be there, or be given by PretrainedOptions::model_type";
+  for (const auto& [architecture, family] :
+       std::map<std::string, std::string>{{"LlamaForCausalLM", "llama"},
+                                          {"Qwen2MoeForCausalLM", "qwen2_moe"},
+                                          {"GPT2LMHeadModel", "gpt2"},
+                                          {"GPTNeoXForCausalLM", "gpt_neox"},
+                                          {"XLMRobertaModel", "xlm-roberta"},
+                                          {"BertForMaskedLM", "bert"},
+                                          {"ViTModel", "vit"}}) {
+    EXPECT_EQ(error_of(R"({"architectures": [")" + architecture + "\"]}"),
+              missing + "; \"" + architecture + "\" may be of \"" + family + '"');
+  }
+  for (const auto* architecture : {"Gemma3ForCausalLM", "OtherModel", "Model", ""}) {
+    EXPECT_EQ(error_of(R"({"architectures": [")" + std::string(architecture) + "\"]}"), missing);
+  }
   EXPECT_EQ(error_of(R"({"model_type": null})"), "model_type null must be a string");
   EXPECT_EQ(error("dbrx", ""),
             R"(model_type "dbrx" is a mixture of experts of a family that is not supported)");

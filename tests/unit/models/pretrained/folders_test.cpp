@@ -13,8 +13,10 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "support/expect.h"
+#include "support/warnings.h"
 #include "support/weight_files.h"
 #include "weights/formats/safetensors_writer.h"
 
@@ -69,6 +71,14 @@ class PretrainedFolder : public WeightFiles {
     return message.substr(std::min(config_.size(), message.size()));
   }
 
+  /// Writes a model whose head is its embedding.
+  void tie_head() const {
+    auto config = kConfig;
+    config.insert(1, "\"tie_word_embeddings\": true, ");
+    write(config_, config);
+    save_pretrained(make_model(config_), folder_, config_);
+  }
+
   /// In kB.
   static int64_t peak_memory() {
     std::ifstream status("/proc/self/status");
@@ -82,6 +92,7 @@ class PretrainedFolder : public WeightFiles {
   const std::string kConfig = R"({"model_type": "llama", "vocab_size": 19, "hidden_size": 16,
       "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
       "num_key_value_heads": 2, "max_position_embeddings": 32})";
+  const std::string kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
   const std::string folder_ = directory_.string();
   const std::string config_ = folder_ + "/config.json";
   const std::string weights_ = folder_ + "/model.safetensors";
@@ -102,6 +113,108 @@ TEST_F(PretrainedFolder, MayConsistOfLinks) {
     fs::create_symlink(fs::path("../blobs") / name, directory_ / "snapshot" / name);
   }
   EXPECT_TRUE(load_pretrained(folder_ + "/snapshot")->forward(tokens).equal(expected));
+}
+
+/// The embedding is stored once, under either name, or twice.
+TEST_F(PretrainedFolder, HasATiedHeadUnderEitherName) {
+  const at::NoGradGuard no_grad;
+  const auto tokens = at::arange(8).unsqueeze(0);
+  tie_head();
+  const auto expected = load_pretrained(folder_)->forward(tokens);
+  const auto tensors = read_weights(weights_);
+  ASSERT_EQ(tensors.count(kHead), 0);
+  auto both = tensors;
+  both[kHead] = tensors.at(kEmbedding);
+  auto head_alone = both;
+  head_alone.erase(kEmbedding);
+  for (const auto& written : {both, head_alone}) {
+    save_weights(written, weights_);
+    for (const bool untie : {false, true}) {
+      auto model = load_pretrained(folder_, PretrainedOptions().untie_head(untie));
+      EXPECT_TRUE(model->options.tied_head());
+      EXPECT_TRUE(model->forward(tokens).equal(expected));
+    }
+  }
+  auto neither = head_alone;
+  neither.erase(kHead);
+  save_weights(neither, weights_);
+  const auto message = error();
+  EXPECT_TRUE(contains(message, "the file holds no model.embed_tokens")) << message;
+}
+
+TEST_F(PretrainedFolder, MayHaveAHeadThatItsConfigTies) {
+  const at::NoGradGuard no_grad;
+  const auto tokens = at::arange(8).unsqueeze(0);
+  const auto expected = load_pretrained(folder_)->forward(tokens);
+  const auto weights = read_bytes(weights_);
+  tie_head();
+  write(weights_, weights);
+  EXPECT_EQ(error(), config_ + " must describe the tensors of " + weights_ +
+                         "; name map: lm_head -> model.embed_tokens: lm_head.weight must equal "
+                         "model.embed_tokens.weight, to which it is tied in the module; "
+                         "PretrainedOptions::untie_head(true) keeps both");
+  const auto untie = PretrainedOptions().untie_head(true);
+  Decoder model{nullptr};
+  {
+    const Warnings warnings;
+    model = load_pretrained(folder_, untie);
+    EXPECT_EQ(warnings.messages(),
+              std::vector<std::string>(
+                  {"load_pretrained: " + config_ + ": tie_word_embeddings does not fit path (" +
+                   weights_ + "), whose head is not the embedding: the model keeps both"}));
+  }
+  EXPECT_FALSE(model->options.tied_head());
+  EXPECT_TRUE(model->forward(tokens).equal(expected));
+  // What is saved is described as it is.
+  const auto saved = folder_ + "/saved";
+  save_pretrained(model, saved, folder_);
+  EXPECT_TRUE(contains(read_bytes(saved + "/config.json"), "\"tie_word_embeddings\": false"));
+  EXPECT_TRUE(load_pretrained(saved)->forward(tokens).equal(expected));
+  EXPECT_EQ(value_error([&] { load_pretrained<TextEncoder>(folder_, untie); }),
+            "load_pretrained: untie_head must not be given for a TextEncoder");
+}
+
+TEST_F(PretrainedFolder, MayLeaveOutItsModelType) {
+  const at::NoGradGuard no_grad;
+  const auto tokens = at::arange(8).unsqueeze(0);
+  const auto expected = load_pretrained(folder_)->forward(tokens);
+  auto config = kConfig;
+  config.replace(1, std::string(R"("model_type": "llama", )").size(), "");
+  write(config_, config);
+  EXPECT_EQ(error(),
+            config_ + ": model_type must be there, or be given by PretrainedOptions::model_type");
+  const auto llama = PretrainedOptions().model_type("llama");
+  EXPECT_TRUE(load_pretrained(folder_, llama)->forward(tokens).equal(expected));
+  EXPECT_EQ(value_error([&] { load_pretrained(folder_, PretrainedOptions().model_type("bert")); }),
+            "load_pretrained: " + config_ + " must describe a Decoder; it describes a TextEncoder");
+  write(config_, kConfig);
+  EXPECT_TRUE(load_pretrained(folder_, llama)->forward(tokens).equal(expected));
+  EXPECT_EQ(value_error([&] { load_pretrained(folder_, PretrainedOptions().model_type("qwen2")); }),
+            "load_pretrained: " + config_ +
+                ": model_type \"llama\" must be \"qwen2\", as the options say");
+}
+
+/// The files of folders from before safetensors, which come last.
+TEST_F(PretrainedFolder, HasShardsOfTorchSave) {
+  const at::NoGradGuard no_grad;
+  const auto tokens = at::arange(8).unsqueeze(0);
+  const auto expected = load_pretrained(folder_)->forward(tokens);
+  const auto tensors = read_weights(weights_);
+  std::string map;
+  NamedTensors first, second;
+  for (const auto& [name, tensor] : tensors) {
+    const bool is_first = first.size() <= second.size();
+    (is_first ? first : second)[name] = tensor;
+    map += (map.empty() ? "\"" : ", \"") + name + "\": \"" + (is_first ? "one" : "two") + '"';
+  }
+  // What shards hold is another test's: the index is read wherever it stands.
+  save_weights(first, folder_ + "/one");
+  save_weights(second, folder_ + "/two");
+  fs::remove(weights_);
+  write(folder_ + "/pytorch_model.bin.index.json", "{\"weight_map\": {" + map + "}}");
+  EXPECT_TRUE(load_pretrained(folder_)->forward(tokens).equal(expected));
+  write(folder_ + "/pytorch_model.bin", "");  // which comes first
+  EXPECT_TRUE(contains(error(), "pytorch_model.bin"));
 }
 
 TEST_F(PretrainedFolder, IsPackedWhileItIsLoaded) {
