@@ -58,7 +58,7 @@ struct HEED_API LoadReport {
   /// names under which the file has something other than a tensor.
   std::vector<std::string> misshapen;
   /// In the file but not in the module, and not a weight: a step count, "_extra_state", a constant
-  /// of an exported program or an attribute of a scripted module.
+  /// of an exported program, an attribute of a scripted module, or a second name of a tensor.
   std::vector<std::string> passed_over;
   /// How many bytes were read from the file, from all files of an index, or from the stream.
   size_t bytes_read = 0;
@@ -75,8 +75,10 @@ struct HEED_API LoadReport {
 /// @endcode
 ///
 /// The file's content tells its format, which may be
-///   safetensors, or the index of a model in several such files;
-///   what Python's torch.save wrote, version 1.6 or newer: a state_dict, or a checkpoint with one;
+///   safetensors, also of safetensors.torch.save_model, which stores a tensor with several names
+///   once;
+///   what Python's torch.save wrote, in any version: a state_dict, or a checkpoint with one;
+///   the index of a model in several files of these two formats;
 ///   a PT2 archive that torch.export.save wrote (scripts/export_model.py), version 2.2 or newer, or
 ///   an AOTInductor package with its weights in files of their own ("pickle_weights");
 ///   a TorchScript archive, scripted or traced;

@@ -18,6 +18,7 @@ expected.pt with these tensors:
     crossing.tokens [2, 11], crossing.generated [2, 12]: likewise, of the model that reads the text
         again where it outgrows the length that its frequencies were trained for
     bfloat16.scores: of the model in bfloat16
+    untied.scores: of the decoder in the folder "untied"
 
 FOLDER/minilm.txt is the folder of a published model, if there is one; minilm.pt has its states.
 FOLDER/NAME/mutations is what pretrained_mutations.py writes.
@@ -25,7 +26,9 @@ FOLDER/NAME/mutations is what pretrained_mutations.py writes.
 
 import argparse
 import copy
+import functools
 import importlib.util
+import shutil
 import sys
 import warnings
 import zlib
@@ -38,6 +41,7 @@ from safetensors.torch import load_file, save_file
 import pretrained_cases
 import pretrained_mutations
 from clear_answers import generate
+from weight_files import write_shards
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from seeds import moved  # noqa: E402
@@ -46,7 +50,16 @@ LENGTH, SHORT, GENERATED, CROSSING = 30, 11, 48, 12
 LENGTHS = [28, 9, 17]
 FIRST = 5  # the tokens below are padding, the begin and the end
 SHARDED, PICKLED, ROUNDED = "llama-llama3", "llama-dynamic", "mistral-whole"
+OLD_SHARDS = "qwen2-window"  # of torch.save before version 1.6, with their index
 CROSSES = "phi3-long"  # at 16 tokens
+UNTIED = "phi3-short"  # with a folder whose head is not the embedding, though its config.json ties them
+# The names of the embedding and of the head of files that have their tensor under the latter.
+HEADS_ALONE = {
+    "gemma3-plain": ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight"),
+    "gpt2-unscaled": ("transformer.wte.weight", "lm_head.weight"),
+    "gpt_neox-sequential": ("gpt_neox.embed_in.weight", "embed_out.weight"),
+    "qwen3-plain": ("model.embed_tokens.weight", "lm_head.weight"),
+}
 # Tensors of published files that transformers does not read.
 LEFTOVERS = {
     "gpt2-plain": ("h.{}.attn.bias", torch.ones(1, 1, 128, 128).tril()),
@@ -113,12 +126,31 @@ def save(name: str, model: torch.nn.Module, folder: Path) -> dict:
         written = {key.replace("LayerNorm.weight", "LayerNorm.gamma")
                    .replace("LayerNorm.bias", "LayerNorm.beta"): tensor
                    for key, tensor in written.items()}
+    if name in HEADS_ALONE:
+        embedding, head = HEADS_ALONE[name]
+        written[head] = written.pop(embedding)
     if written.keys() != tensors.keys():
         save_file(written, folder / "model.safetensors", {"format": "pt"})
     if name == PICKLED:
         (folder / "model.safetensors").unlink()
         torch.save(tensors, folder / "pytorch_model.bin")
+    if name == OLD_SHARDS:
+        (folder / "model.safetensors").unlink()
+        write_shards(folder, tensors, "pytorch_model", "bin", functools.partial(
+            torch.save, _use_new_zipfile_serialization=False))
     return tensors
+
+
+def write_untied(folder: Path, tensors: dict, tokens: torch.Tensor) -> torch.Tensor:
+    """Returns the scores of a model whose head is not the embedding."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(folder.parent / "config.json", folder)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.flip(0).contiguous()},
+              folder / "model.safetensors", {"format": "pt"})
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        return compute(model, tokens)
 
 
 def parts(name: str, tensor: torch.Tensor) -> list:
@@ -215,6 +247,8 @@ def write_case(name: str, kind: str, config: hf.PreTrainedConfig, folder: Path) 
     images = inputs.bfloat16() if kind == "image_encoder" else inputs
     with torch.no_grad():
         expected["bfloat16.scores"] = compute(rounded, images, **options).float()
+    if name == UNTIED:
+        expected["untied.scores"] = write_untied(folder / "untied", tensors, inputs)
     torch.save(expected, folder / "expected.pt")
     first = {key: value[:1] for key, value in options.items()}
     return pretrained_mutations.write(name, folder, auto, expected["scores"][:1],

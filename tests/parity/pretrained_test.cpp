@@ -19,6 +19,7 @@
 #include "fixture.h"
 #include "pretrained_models.h"
 #include "support/expect.h"
+#include "support/warnings.h"
 #include "support/weight_files.h"
 
 namespace heed::test::pretrained {
@@ -57,6 +58,23 @@ TEST_F(Pretrained, ComputesTransformersScores) {
       EXPECT_LE(difference(compute(model, expected), expected["scores"]), kScores);
     }
   }
+}
+
+/// As transformers does, with a warning.
+TEST_F(Pretrained, KeepsAHeadThatTheConfigTies) {
+  const at::NoGradGuard no_grad;
+  int64_t count = 0;
+  for (const auto& c : cases("decoder")) {
+    const auto expected = c.expected();
+    const auto scores = expected.find("untied.scores");
+    if (!scores) continue;
+    ++count;
+    const Warnings warnings;
+    auto model = load_pretrained(c.folder() + "/untied", PretrainedOptions().untie_head(true));
+    EXPECT_EQ(warnings.messages().size(), 1);
+    EXPECT_LE(difference(model->forward(expected["tokens"]), *scores), kScores);
+  }
+  EXPECT_EQ(count, 1);
 }
 
 /// Below the length that frequencies were trained for, and without types.

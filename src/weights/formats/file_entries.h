@@ -19,7 +19,7 @@ struct FileEntries {
   NamedTensors tensors;
   std::map<std::string, std::string> others;  ///< descriptions of other values: "an integer"
   std::vector<Bytes> files = {};              ///< the files that have been opened
-  /// Those of `tensors` that a module may do without: constants of a program, and second names.
+  /// Names in `tensors` that a module may do without: constants of a program, and second names.
   std::set<std::string> constants = {};
   std::set<std::string> unheld = {};               ///< those of `others` that are tensors
   std::map<std::string, std::string> packed = {};  ///< how packed weights are packed, as JSON

@@ -16,7 +16,7 @@ namespace {
 
 using namespace pickles;
 
-/// What torch.save wrote before version 1.6.
+/// Files of torch.save before version 1.6.
 class LegacyFile : public WeightFiles {
  protected:
   at::Tensor load_x(const std::string& tensor, at::IntArrayRef sizes) const {
@@ -116,7 +116,7 @@ TEST_F(LegacyFile, MayHoldALongPickle) {
 
 TEST_F(LegacyFile, RunsNothing) {
   const auto marker = (directory_ / "ran").string();
-  write(legacy(call(global("posix", "system"), text("touch " + marker))));
+  write(legacy(call(global("posix", "system"), text("touch " + marker)), {}));
   EXPECT_EQ(load_error(),
             "must hold a dict of tensors; it holds a call of \"posix.system\", which is not run: "
             "save the module's state_dict() instead");

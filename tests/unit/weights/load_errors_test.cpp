@@ -196,10 +196,11 @@ TEST_F(Weights, SayWhatAnotherFileIs) {
   // A clone without Git LFS has the index itself, and pointers beside it.
   write(R"({"weight_map": {"fc_q.weight": "model.safetensors"}})");
   std::ofstream(weights, std::ios::binary) << pointer;
-  EXPECT_EQ(load_error(*module), "load_weights: path (" + path_ +
-                                     ") must be a sound index file; weight_map: "
-                                     "\"model.safetensors\" must be a safetensors file or what torch.save wrote; " +
-                                     lfs);
+  EXPECT_EQ(load_error(*module),
+            "load_weights: path (" + path_ +
+                ") must be a sound index file; weight_map: "
+                "\"model.safetensors\" must be a safetensors file or what torch.save wrote; " +
+                lfs);
   EXPECT_EQ(value_error([&] { read_weights(directory_); }),
             "read_weights: path (" + directory_.string() +
                 ") must name a file; it is a folder, whose weights are " + weights.string());

@@ -121,13 +121,11 @@ TEST_F(PretrainedFolder, HasATiedHeadUnderEitherName) {
   const auto tokens = at::arange(8).unsqueeze(0);
   tie_head();
   const auto expected = load_pretrained(folder_)->forward(tokens);
-  const auto tensors = read_weights(weights_);
-  ASSERT_EQ(tensors.count(kHead), 0);
-  auto both = tensors;
-  both[kHead] = tensors.at(kEmbedding);
-  auto head_alone = both;
-  head_alone.erase(kEmbedding);
-  for (const auto& written : {both, head_alone}) {
+  const auto both = read_weights(weights_);
+  auto embedding_alone = both, head_alone = both;
+  EXPECT_EQ(embedding_alone.erase(kHead), 1);
+  EXPECT_EQ(head_alone.erase(kEmbedding), 1);
+  for (const auto& written : {both, embedding_alone, head_alone}) {
     save_weights(written, weights_);
     for (const bool untie : {false, true}) {
       auto model = load_pretrained(folder_, PretrainedOptions().untie_head(untie));
@@ -165,7 +163,7 @@ TEST_F(PretrainedFolder, MayHaveAHeadThatItsConfigTies) {
   }
   EXPECT_FALSE(model->options.tied_head());
   EXPECT_TRUE(model->forward(tokens).equal(expected));
-  // What is saved is described as it is.
+  // The saved config.json says that the head is its own.
   const auto saved = folder_ + "/saved";
   save_pretrained(model, saved, folder_);
   EXPECT_TRUE(contains(read_bytes(saved + "/config.json"), "\"tie_word_embeddings\": false"));
@@ -186,7 +184,8 @@ TEST_F(PretrainedFolder, MayLeaveOutItsModelType) {
   const auto llama = PretrainedOptions().model_type("llama");
   EXPECT_TRUE(load_pretrained(folder_, llama)->forward(tokens).equal(expected));
   EXPECT_EQ(value_error([&] { load_pretrained(folder_, PretrainedOptions().model_type("bert")); }),
-            "load_pretrained: " + config_ + " must describe a Decoder; it describes a TextEncoder");
+            "load_pretrained: " + config_ +
+                ": num_key_value_heads 2 is not understood; it may change the numbers");
   write(config_, kConfig);
   EXPECT_TRUE(load_pretrained(folder_, llama)->forward(tokens).equal(expected));
   EXPECT_EQ(value_error([&] { load_pretrained(folder_, PretrainedOptions().model_type("qwen2")); }),
@@ -207,7 +206,7 @@ TEST_F(PretrainedFolder, HasShardsOfTorchSave) {
     (is_first ? first : second)[name] = tensor;
     map += (map.empty() ? "\"" : ", \"") + name + "\": \"" + (is_first ? "one" : "two") + '"';
   }
-  // What shards hold is another test's: the index is read wherever it stands.
+  // The content of a shard tells its format, whatever its name.
   save_weights(first, folder_ + "/one");
   save_weights(second, folder_ + "/two");
   fs::remove(weights_);
@@ -331,7 +330,8 @@ TEST_F(PretrainedFolder, HasAHeadThatIsNotItsEmbedding) {
   EXPECT_EQ(error_with("tie_word_embeddings", "true"),
             " must describe the tensors of " + weights_ +
                 "; name map: lm_head -> model.embed_tokens: lm_head.weight must equal "
-                "model.embed_tokens.weight, to which it is tied in the module");
+                "model.embed_tokens.weight, to which it is tied in the module; "
+                "PretrainedOptions::untie_head(true) keeps both");
 }
 
 /// DecoderOptions, which untie the head, come from config.json here.
@@ -539,7 +539,7 @@ TEST_F(PretrainedFolder, HasTheConfigOfAnotherModel) {
   write(config_, R"({"model_type": "gpt2"})");
   const auto gpt2 = error();
   EXPECT_TRUE(contains(gpt2, config_)) << gpt2;
-  EXPECT_TRUE(contains(gpt2, "holds no transformer.wte")) << gpt2;
+  EXPECT_TRUE(contains(gpt2, "holds no transformer.wpe")) << gpt2;
 }
 
 }  // namespace
