@@ -75,8 +75,7 @@ class VitClassifierImpl : public torch::nn::Module {
   VitClassifierImpl(const std::string& folder, int64_t labels, torch::Dtype dtype) {
     auto options = heed::PretrainedOptions().dtype(dtype);
     encoder = heed::load_pretrained<heed::ImageEncoder>(folder, options);  // leaves the head out
-    torch::nn::LinearOptions to_labels(encoder->options.stack().block().attention().emb_dim(),
-                                       labels);
+    torch::nn::LinearOptions to_labels(encoder->options.stack().block().emb_dim(), labels);
     classifier = torch::nn::Linear(to_labels);
     classifier->to(dtype);
     heed::load_weights(*classifier, folder + "/model.safetensors",

@@ -2,6 +2,7 @@
 
 #include <heed/arg.h>
 #include <heed/attend.h>
+#include <heed/attention_inputs.h>
 #include <heed/head_sizes.h>
 #include <heed/kv_cache.h>
 #include <heed/module.h>
@@ -13,6 +14,7 @@
 
 #include <optional>
 #include <ostream>
+#include <tuple>
 
 namespace heed {
 
@@ -50,6 +52,8 @@ struct HEED_API LatentAttentionOptions {
   HEED_NUMBER_ARG(double, norm_eps) = 1e-6;
   /// As in AttendOptions; applies to every call.
   TORCH_ARG(bool, causal) = true;
+  /// Whether fc_q_down, fc_kv_down and fc_o add biases.
+  TORCH_ARG(bool, bias) = false;
 };
 
 /// Multi-head latent attention: the keys and values of all heads are computed from one small latent
@@ -69,7 +73,7 @@ struct HEED_API LatentAttentionOptions {
 /// Parameters, with D = plain_head_dim + rotary_head_dim: fc_q, a Linear(E, H * D), or, with
 /// query_rank, fc_q_down, q_norm and fc_q_up; fc_kv_down, a Linear(E, R + rotary_head_dim);
 /// kv_norm, an RMSNorm(R); fc_kv_up, a Linear(R, H * (plain_head_dim + Dv)); fc_o, a
-/// Linear(H * Dv, E). None has a bias.
+/// Linear(H * Dv, E). By default, none has a bias.
 class HEED_API LatentAttentionImpl : public Cloneable<LatentAttentionImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -83,18 +87,25 @@ class HEED_API LatentAttentionImpl : public Cloneable<LatentAttentionImpl> {
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [B, L, E]; mask as in AttendOptions; returns [B, L, E].
+  /// x [B, L, E]; inputs: a mask, or an AttentionInputs; returns [B, L, E].
   /// Throws c10::ValueError when a shape, dtype or device is invalid.
-  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask = {});
+  at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
 
   /// Causal self-attention for token-by-token decoding, with a cache that `make_cache` returned;
   /// see GroupQueryAttention.
   /// Throws c10::ValueError when x, the cache or the counts do not fit; see KVCache::append.
-  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {}) const;
+  at::Tensor forward_cached(const at::Tensor& x, KVCache& cache, at::IntArrayRef counts = {},
+                            const AttentionInputs& inputs = {}) const;
 
   /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache.
   /// Returns [1, T, E].
-  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0) const;
+  at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer = 0,
+                            const AttentionInputs& inputs = {}) const;
+
+  /// Returns {output [B, L, E], weights [B, H, L, L]}; the weights are those applied to the values.
+  /// Throws as `forward` does.
+  std::tuple<at::Tensor, at::Tensor> forward_with_weights(const at::Tensor& x,
+                                                          const AttentionInputs& inputs = {}) const;
 
   /// Returns an empty cache of latent vectors for `batch` sequences of up to `capacity` tokens.
   KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
@@ -114,13 +125,16 @@ class HEED_API LatentAttentionImpl : public Cloneable<LatentAttentionImpl> {
   RotaryEmbedding rotary{nullptr};  ///< of the rotated part
 
  protected:
-  HEED_DEFAULT_ARGS(1, std::optional<at::Tensor>);
+  HEED_DEFAULT_ARGS(1, AttentionInputs);
 
  private:
-  HEED_LOCAL at::Tensor forward_appended(const at::Tensor& x, detail::AppendedTokens& tokens) const;
+  HEED_LOCAL at::Tensor forward_appended(const at::Tensor& x, detail::AppendedTokens& tokens,
+                                         const AttentionInputs& inputs) const;
   struct Parts;
+  struct Heads;
   HEED_LOCAL Parts project(const at::Tensor& x, const RotaryAngles& angles) const;
-  HEED_LOCAL AttendOptions attend_options(const std::optional<at::Tensor>& mask) const;
+  HEED_LOCAL Heads project_heads(const at::Tensor& x, const AttentionInputs& inputs) const;
+  HEED_LOCAL AttendOptions attend_options(const AttentionInputs& inputs) const;
   HEED_LOCAL at::Tensor output(const at::Tensor& attended) const;
 };
 TORCH_MODULE(LatentAttention);

@@ -92,7 +92,7 @@ struct HEED_API ExpertRouting {
 ///
 /// Modules: router, a Linear(E, N), which pack_weights leaves as it is; experts, a ModuleList of N
 /// FeedForward; shared, a FeedForward, and fc_shared_gate, a Linear(E, 1), if the options ask for
-/// them. Buffer: choice_bias [N], 0 at first, if options.choice_bias().
+/// them. Buffer: choice_bias [N], float32 and 0 at first, if options.choice_bias().
 class HEED_API MixtureOfExpertsImpl : public Cloneable<MixtureOfExpertsImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -112,6 +112,12 @@ class HEED_API MixtureOfExpertsImpl : public Cloneable<MixtureOfExpertsImpl> {
   /// Chooses the experts of x [..., E], whose T rows are in the order of memory.
   /// Throws c10::ValueError when a shape, dtype or device is invalid.
   ExpertRouting route(const at::Tensor& x) const;
+
+  using Cloneable<MixtureOfExpertsImpl>::to;
+  /// As in torch::nn::Module; choice_bias stays float32.
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  /// As in torch::nn::Module; choice_bias stays float32.
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
 
   /// The options given at construction.
   MixtureOfExpertsOptions options;

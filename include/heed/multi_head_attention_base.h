@@ -195,8 +195,6 @@ class HEED_API MultiHeadAttentionImplBase : public Cloneable<Derived> {
 
   HEED_LOCAL detail::HeadProjections projections() const;
   HEED_LOCAL AttendOptions attend_options(const AttentionInputs& inputs) const;
-  template <typename Convert>
-  void keep_slopes(const Convert& convert);
 };
 
 }  // namespace heed

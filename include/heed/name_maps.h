@@ -152,6 +152,9 @@ HEED_API NameMap mixtral();
 /// Like `llama`, with mixtures of experts in some blocks or in all: Qwen3MoeForCausalLM,
 /// Qwen2MoeForCausalLM and OlmoeForCausalLM.
 HEED_API NameMap qwen3_moe();
+/// Like `llama`, with latent attention and mixtures of experts: DeepseekV2ForCausalLM and
+/// DeepseekV3ForCausalLM.
+HEED_API NameMap deepseek();
 /// Like `llama`, with packed projections: Phi3ForCausalLM.
 HEED_API NameMap phi3();
 /// Like `llama`, with norms on both sides of each layer: Gemma2ForCausalLM and Gemma3ForCausalLM.

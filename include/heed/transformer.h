@@ -4,6 +4,7 @@
 #include <heed/attention_inputs.h>
 #include <heed/feed_forward.h>
 #include <heed/group_query_attention.h>
+#include <heed/latent_attention.h>
 #include <heed/mixture_of_experts.h>
 #include <heed/module.h>
 #include <heed/norm.h>
@@ -32,6 +33,9 @@ enum class NormPlacement {
 /// Returns the placement's name, such as "pre".
 HEED_API std::string_view to_string(NormPlacement placement);
 
+/// The kinds of self-attention that a block may have.
+using AttentionLayer = std::variant<GroupQueryAttentionOptions, LatentAttentionOptions>;
+
 /// Makes a layer of a class of your own, each time a new one. Its forward takes one tensor, x
 /// [B, L, E], and returns that shape.
 using LayerFactory = std::function<torch::nn::AnyModule()>;
@@ -42,12 +46,37 @@ using FeedForwardLayer = std::variant<FeedForwardOptions, MixtureOfExpertsOption
 /// Options of `TransformerBlock`.
 struct HEED_API TransformerBlockOptions {
   /// Required options.
+  /// @{
   /* implicit */ TransformerBlockOptions(const GroupQueryAttentionOptions& attention)
-      : attention_(attention), feed_forward_layer_(FeedForwardOptions(attention.emb_dim())) {}
-  /// Options of the self-attention; its emb_dim is the block's E.
-  TORCH_ARG(GroupQueryAttentionOptions, attention);
+      : attention_layer_(attention), feed_forward_layer_(FeedForwardOptions(attention.emb_dim())) {}
+  /* implicit */ TransformerBlockOptions(const LatentAttentionOptions& attention)
+      : attention_layer_(attention), feed_forward_layer_(FeedForwardOptions(attention.emb_dim())) {}
+  /// @}
 
- public:
+  /// Sets the self-attention: options of a GroupQueryAttention or of a LatentAttention, whose
+  /// emb_dim is the block's E:
+  ///
+  /// @code
+  /// block.attention(heed::LatentAttentionOptions(/*emb_dim=*/64, /*head_num=*/4,
+  /// /*key_rank=*/16));
+  /// @endcode
+  TransformerBlockOptions& attention(AttentionLayer layer) {
+    attention_layer_ = std::move(layer);
+    return *this;
+  }
+  /// The options of the GroupQueryAttention. Throw c10::ValueError when the attention is of another
+  /// kind.
+  /// @{
+  const GroupQueryAttentionOptions& attention() const;
+  GroupQueryAttentionOptions& attention();
+  /// @}
+  /// The self-attention, of any kind.
+  const AttentionLayer& attention_layer() const { return attention_layer_; }
+  /// E.
+  int64_t emb_dim() const;
+  /// Whether the self-attention is causal.
+  bool causal() const;
+
   /// Sets the feed-forward layer: options of a FeedForward or of a MixtureOfExperts, whose emb_dim
   /// must be E, or a function that makes a layer of your own:
   ///
@@ -69,12 +98,17 @@ struct HEED_API TransformerBlockOptions {
   /// @}
   /// The feed-forward layer, of any kind.
   const FeedForwardLayer& feed_forward_layer() const { return feed_forward_layer_; }
+  /// Whether the feed-forward layer is a layer of your own.
+  bool has_own_feed_forward() const {
+    return std::holds_alternative<LayerFactory>(feed_forward_layer_);
+  }
 
  private:
+  AttentionLayer attention_layer_;
   FeedForwardLayer feed_forward_layer_;
 
   /// Whether the block has cross-attention to a memory, between self-attention and feed-forward
-  /// layer. It has as many heads as the self-attention.
+  /// layer. It has as many heads as the self-attention, which must be a GroupQueryAttention.
   TORCH_ARG(bool, cross_attention) = false;
   /// Whether norms are before or after each layer.
   TORCH_ARG(NormPlacement, norm_placement) = NormPlacement::pre;
@@ -142,10 +176,10 @@ struct HEED_API AttentionWeights {
 /// auto y = block->forward(torch::randn({2, 10, 64}));  // [B, L, E]
 /// @endcode
 ///
-/// Modules: attention and, if options.cross_attention(), cross_attention, each a
-/// GroupQueryAttention; feed_forward, a FeedForward, a MixtureOfExperts or a layer of your own;
-/// attention_norm, cross_attention_norm, feed_forward_norm and,
-/// with NormPlacement::sandwich, attention_output_norm, cross_attention_output_norm,
+/// Modules: attention, a GroupQueryAttention or a LatentAttention; cross_attention, a
+/// GroupQueryAttention, if options.cross_attention(); feed_forward, a FeedForward, a
+/// MixtureOfExperts or a layer of your own; attention_norm, cross_attention_norm, feed_forward_norm
+/// and, with NormPlacement::sandwich, attention_output_norm, cross_attention_output_norm,
 /// feed_forward_output_norm.
 ///
 /// The class is final: heed's modules call it in several ways, and would pass over some of those
@@ -201,6 +235,12 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   /// cross-attention.
   ProjectedMemory project_memory(const at::Tensor& memory) const;
 
+  /// Returns the self-attention, of any kind:
+  ///
+  /// @code
+  /// auto* latent = block->attention_module()->as<heed::LatentAttention>();
+  /// @endcode
+  std::shared_ptr<torch::nn::Module> attention_module() const;
   /// Returns the feed-forward layer, of any kind:
   ///
   /// @code
@@ -210,7 +250,8 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
 
   /// The options given at construction.
   TransformerBlockOptions options;
-  /// The modules named above; feed_forward is empty unless it is a FeedForward.
+  /// The modules named above; attention is empty unless it is a GroupQueryAttention, and
+  /// feed_forward unless it is a FeedForward.
   /// @{
   GroupQueryAttention attention{nullptr}, cross_attention{nullptr};
   FeedForward feed_forward{nullptr};
@@ -225,6 +266,7 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
  private:
   HEED_LOCAL void check_options() const;
   HEED_LOCAL double feed_forward_dropout() const;
+  HEED_LOCAL void make_attention();
   HEED_LOCAL void make_feed_forward();
   HEED_LOCAL at::Tensor apply_feed_forward(const at::Tensor& x) const;
   HEED_LOCAL at::Tensor dropped(const at::Tensor& output, double probability) const;
@@ -241,7 +283,8 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
                  const SelfAttend& self_attend, const CrossAttend& cross_attend,
                  bool in_step = false) const;
 
-  torch::nn::AnyModule other_feed_forward_;  // empty if `feed_forward` is not
+  LatentAttention latent_attention_{nullptr};  // empty if `attention` is not
+  torch::nn::AnyModule other_feed_forward_;    // empty if `feed_forward` is not
 };
 TORCH_MODULE(TransformerBlock);
 

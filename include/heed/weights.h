@@ -35,7 +35,8 @@ struct HEED_API LoadOptions {
   /// for maps of common models.
   TORCH_ARG(NameMap, name_map) = {};
   /// The file's floating-point tensors are converted to this dtype, which must be the module's
-  /// dtype. By default nothing is converted, and a tensor of another dtype does not fit.
+  /// dtype; those of buffers, to the buffer's. By default nothing is converted, and a tensor of
+  /// another dtype does not fit.
   TORCH_ARG(std::optional<at::ScalarType>, dtype) = std::nullopt;
   /// The device to which the module is moved after all checks have passed.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;

@@ -161,8 +161,7 @@ class Parallelization {
   void check_own_layer(const std::string& function, const Submodule& submodule) const {
     const auto* block = dynamic_cast<const TransformerBlockImpl*>(submodule.module);
     if (block == nullptr) return;
-    const bool is_own = std::holds_alternative<LayerFactory>(block->options.feed_forward_layer());
-    HEED_CHECK(!is_own || !sequence_parallel_,
+    HEED_CHECK(!block->options.has_own_feed_forward() || !sequence_parallel_,
                "{}: feed_forward must not be a layer of your own with sequence_parallel", function);
   }
 

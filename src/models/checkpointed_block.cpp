@@ -69,8 +69,8 @@ at::Tensor forward_checkpointed(const char* function,
     tensors.push_back(parameter);
     names.push_back("a parameter without gradient");
   }
-  if (const auto& slopes = block->attention->alibi_slopes; slopes.defined()) {
-    tensors.push_back(slopes);
+  if (block->attention && block->attention->alibi_slopes.defined()) {
+    tensors.push_back(block->attention->alibi_slopes);
     names.push_back("alibi_slopes");
   }
   const auto run = [block, own, modes = Modes(*block),

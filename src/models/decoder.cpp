@@ -64,9 +64,7 @@ at::Tensor last_counted(const at::Tensor& x, at::IntArrayRef counts) {
 }
 
 void check_causal(const EncoderOptions& stack) {
-  const auto is_causal = [](const TransformerBlockOptions& block) {
-    return block.attention().causal();
-  };
+  const auto is_causal = [](const TransformerBlockOptions& block) { return block.causal(); };
   HEED_CHECK(is_causal(stack.block()) &&
                  std::all_of(stack.blocks().begin(), stack.blocks().end(), is_causal),
              "{}: attention causal must be true", kDecoder);
@@ -120,9 +118,9 @@ void check_loss(const at::Tensor& tokens, const at::Tensor& targets,
 DecoderImpl::DecoderImpl(const DecoderOptions& options) : options(options) { reset(); }
 
 void DecoderImpl::reset() {
-  const auto& attention = options.stack().block().attention();
+  const auto width = options.stack().block().emb_dim();
   detail::check_positive(kDecoder, "vocab_size", options.vocab_size());
-  detail::check_positive(kDecoder, "emb_dim", attention.emb_dim());
+  detail::check_positive(kDecoder, "emb_dim", width);
   detail::check_probability(kDecoder, "dropout", options.dropout());
   check_causal(options.stack());
   check_factor("embedding_scale", options.embedding_scale());
@@ -135,7 +133,6 @@ void DecoderImpl::reset() {
              kDecoder, softcap.value_or(0.0));
   HEED_CHECK(!softcap || (std::isfinite(*softcap) && *softcap > 0.0),
              "{}: softcap ({}) must be finite and above 0", kDecoder, softcap.value_or(0.0));
-  const auto width = attention.emb_dim();
   token_embedding =
       register_module("token_embedding", detail::make_embedding(options.vocab_size(), width));
   if (const auto& positions = options.positions()) {

@@ -7,12 +7,14 @@
 #include <memory>
 #include <optional>
 
+#include "models/block_attention.h"
+
 namespace heed::detail {
 
 /// The sequence that processes share, of which a model's tokens are this process's share; null if
 /// they do not share one.
-inline const std::shared_ptr<const SharedSequence>& shared_sequence(const Encoder& stack) {
-  return stack->blocks.ptr()->ptr<TransformerBlockImpl>(0)->attention->shared_sequence;
+inline std::shared_ptr<const SharedSequence> shared_sequence(const Encoder& stack) {
+  return shared_sequence_of(*stack->blocks.ptr()->ptr<TransformerBlockImpl>(0));
 }
 
 /// The positions of tokens [B, L], for a model's position embedding: those of the inputs, or those
@@ -20,7 +22,7 @@ inline const std::shared_ptr<const SharedSequence>& shared_sequence(const Encode
 inline std::optional<at::Tensor> embedded_positions(const at::Tensor& tokens,
                                                     const TransformerInputs& inputs,
                                                     const Encoder& stack) {
-  const auto& sequence = shared_sequence(stack);
+  const auto sequence = shared_sequence(stack);
   if (inputs.positions() || !sequence) return inputs.positions();
   return sequence->shard(at::arange(tokens.size(1) * sequence->processes(), tokens.options()), 0);
 }

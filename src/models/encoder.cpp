@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "core/checks.h"
+#include "models/block_attention.h"
 #include "models/checkpointed_block.h"
 #include "models/norm_options.h"
+#include "modules/attentions/cached_sizes.h"
 #include "modules/attentions/given_inputs.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/linear.h"
@@ -45,7 +47,7 @@ class BlockInputs {
                blocks->size());
     if (!inputs.rotary_angles()) return;
     size_t first = 0;
-    while (first < blocks->size() && !block_of(blocks, first).attention->rotary) ++first;
+    while (first < blocks->size() && !detail::rotary_of(block_of(blocks, first))) ++first;
     HEED_CHECK(first < blocks->size(),
                "{}: rotary_angles must be absent: no block has a rotary embedding", kEncoder);
   }
@@ -55,19 +57,19 @@ class BlockInputs {
     const auto& memories = inputs_.projected_memory();
     if (!memories.empty()) own_.projected_memory({memories[i]});
     const bool gives_angles = inputs_.rotary_angles() || (x_ != nullptr && inputs_.positions());
-    if (gives_angles) own_.rotary_angles(angles_of(*block_of(blocks_, i).attention));
+    if (gives_angles) own_.rotary_angles(angles_of(block_of(blocks_, i)));
     return own_;
   }
 
  private:
-  std::optional<RotaryAngles> angles_of(const GroupQueryAttentionImpl& attention) {
-    const auto& rotary = attention.rotary;
+  std::optional<RotaryAngles> angles_of(const TransformerBlockImpl& block) {
+    const auto& rotary = detail::rotary_of(block);
     if (!rotary) return std::nullopt;
     if (inputs_.rotary_angles()) return inputs_.rotary_angles();
     auto& angles = angles_[rotary.get()];
     if (!angles) {
       angles = detail::given_angles(kEncoder, AttentionInputs(inputs_), rotary, *x_,
-                                    attention.shared_sequence.get());
+                                    detail::shared_sequence_of(block).get());
     }
     return angles;
   }
@@ -95,9 +97,9 @@ void check_blocks(const EncoderOptions& options) {
              options.num_layers());
   const auto& first = options.block();
   for (size_t i = 0; i < blocks.size(); ++i) {
-    HEED_CHECK(blocks[i].attention().emb_dim() == first.attention().emb_dim(),
+    HEED_CHECK(blocks[i].emb_dim() == first.emb_dim(),
                "{}: blocks[{}] emb_dim ({}) must equal block emb_dim ({})", kEncoder, i,
-               blocks[i].attention().emb_dim(), first.attention().emb_dim());
+               blocks[i].emb_dim(), first.emb_dim());
     HEED_CHECK(blocks[i].cross_attention() == first.cross_attention(),
                "{}: blocks[{}] cross_attention ({}) must equal block cross_attention ({})",
                kEncoder, i, blocks[i].cross_attention(), first.cross_attention());
@@ -108,10 +110,10 @@ void check_blocks(const EncoderOptions& options) {
 /// compute the angles once.
 void share_rotary(const torch::nn::ModuleList& blocks) {
   const auto last = blocks->size() - 1;
-  auto& rotary = block_of(blocks, last).attention->rotary;
+  auto& rotary = detail::rotary_of(block_of(blocks, last));
   if (!rotary) return;
   for (size_t i = 0; i < last; ++i) {
-    const auto& earlier = block_of(blocks, i).attention->rotary;
+    const auto& earlier = detail::rotary_of(block_of(blocks, i));
     if (!earlier || !(earlier->options == rotary->options)) continue;
     rotary = earlier;
     return;
@@ -120,7 +122,8 @@ void share_rotary(const torch::nn::ModuleList& blocks) {
 
 /// The Linears that end in a block's residual connections.
 std::vector<const torch::nn::LinearImpl*> last_linears(const TransformerBlockImpl& block) {
-  std::vector<const torch::nn::LinearImpl*> last = {block.attention->fc_o.get()};
+  std::vector<const torch::nn::LinearImpl*> last = {
+      detail::visit_attention(block, [](const auto& attention) { return attention.fc_o.get(); })};
   if (block.cross_attention) last.push_back(block.cross_attention->fc_o.get());
   for (const auto& module : block.feed_forward_module()->modules()) {
     const auto* layer = module->as<FeedForward>();
@@ -133,8 +136,7 @@ std::vector<const torch::nn::LinearImpl*> last_linears(const TransformerBlockImp
 void initialize(TransformerBlockImpl& block, double residual_scale) {
   block.reset_parameters();
   const auto last = last_linears(block);
-  const bool is_users = std::holds_alternative<LayerFactory>(block.options.feed_forward_layer());
-  const auto users = is_users ? block.feed_forward_module() : nullptr;
+  const auto users = block.options.has_own_feed_forward() ? block.feed_forward_module() : nullptr;
   for (const auto& child : block.children()) {
     if (child != users) detail::initialize_linears(*child, last, residual_scale);
   }
@@ -143,8 +145,9 @@ void initialize(TransformerBlockImpl& block, double residual_scale) {
 /// The block whose cache suits all blocks: one without a window, or the one with the widest.
 const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
   const auto window = [](const TransformerBlockImpl& block) {
-    return detail::causal_window(block.options.attention())
-        .value_or(std::numeric_limits<int64_t>::max());
+    constexpr auto kNone = std::numeric_limits<int64_t>::max();
+    if (!block.attention) return kNone;
+    return detail::causal_window(block.options.attention()).value_or(kNone);
   };
   const auto* found = &block_of(blocks, 0);
   for (size_t i = 1; i < blocks->size(); ++i) {
@@ -156,7 +159,8 @@ const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
 
 void check_equal_heads(const torch::nn::ModuleList& blocks) {
   const auto sizes = [](const TransformerBlockImpl& block) {
-    const auto& own = block.attention->head_sizes;
+    const auto own = detail::visit_attention(
+        block, [](const auto& attention) { return detail::cached_sizes(attention); });
     return std::tuple(own.groups, own.head_dim, own.value_head_dim);
   };
   for (size_t i = 1; i < blocks->size(); ++i) {
@@ -169,7 +173,7 @@ void check_equal_heads(const torch::nn::ModuleList& blocks) {
 
 /// The way in which processes share the blocks.
 const LayerSharing& sharing(const torch::nn::ModuleList& blocks) {
-  return detail::sharing(*block_of(blocks, 0).attention->fc_q);
+  return detail::sharing(*detail::first_linear(block_of(blocks, 0)));
 }
 
 }  // namespace
@@ -203,8 +207,8 @@ std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
   // Rotary embeddings are not registered: each copied block has made one of its own.
   std::map<const RotaryEmbeddingImpl*, RotaryEmbedding> shared;
   for (size_t i = 0; i < blocks->size(); ++i) {
-    const auto& rotary = block_of(blocks, i).attention->rotary;
-    auto& own = block_of(copies, i).attention->rotary;
+    const auto& rotary = detail::rotary_of(block_of(blocks, i));
+    auto& own = detail::rotary_of(block_of(copies, i));
     if (rotary) own = shared.emplace(rotary.get(), own).first->second;
   }
   return copy;

@@ -34,7 +34,7 @@ ImageEncoderImpl::ImageEncoderImpl(const ImageEncoderOptions& options) : options
 }
 
 void ImageEncoderImpl::reset() {
-  const auto width = options.stack().block().attention().emb_dim();
+  const auto width = options.stack().block().emb_dim();
   const auto size = options.patch_size();
   detail::check_positive(kImageEncoder, "image_size", options.image_size());
   detail::check_positive(kImageEncoder, "patch_size", size);

@@ -133,7 +133,7 @@ void MixtureOfExpertsImpl::reset() {
         register_module("fc_shared_gate", detail::make_linear(width, 1, /*bias=*/false));
   }
   if (options.choice_bias()) {
-    choice_bias = register_buffer("choice_bias", detail::empty_parameter({count}));
+    choice_bias = register_buffer("choice_bias", detail::empty_parameter({count}).to(at::kFloat));
     if (!detail::UninitializedParameters::are_made()) choice_bias.zero_();
   }
 }
@@ -215,6 +215,14 @@ at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& x) {
   auto sum = detail::weigh_rows(outputs, routing.weights, places);
   if (shared) sum = sum + shared_output(rows);
   return sum.reshape(x.sizes());
+}
+
+void MixtureOfExpertsImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  detail::keep_values(choice_bias, [&] { Cloneable::to(device, dtype, non_blocking); });
+}
+
+void MixtureOfExpertsImpl::to(torch::Dtype dtype, bool non_blocking) {
+  detail::keep_values(choice_bias, [&] { Cloneable::to(dtype, non_blocking); });
 }
 
 RoutingRecord::RoutingRecord() : outer_(std::exchange(innermost_record(), this)) {}

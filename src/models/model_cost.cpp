@@ -6,6 +6,7 @@
 
 #include "core/checks.h"
 #include "core/seen_tensors.h"
+#include "models/block_attention.h"
 #include "modules/count.h"
 
 namespace heed {
@@ -86,8 +87,9 @@ int64_t weights_per_token(const torch::nn::Module& layer) {
 void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
   for (const auto& child : *stack.blocks) {
     const auto& block = *child->as<TransformerBlockImpl>();
-    parts.add("attention", *block.attention,
-              attention_cost(*block.attention, sizes.batch, sizes.length));
+    detail::visit_attention(block, [&](const auto& attention) {
+      parts.add("attention", attention, attention_cost(attention, sizes.batch, sizes.length));
+    });
     for (const auto* norm : {&block.attention_norm, &block.attention_output_norm,
                              &block.cross_attention_norm, &block.cross_attention_output_norm,
                              &block.feed_forward_norm, &block.feed_forward_output_norm}) {

@@ -27,9 +27,7 @@ const EncoderOptions& stack_of(const TokenModelOptions& model) {
   return std::visit([](const auto& own) -> const EncoderOptions& { return own.stack(); }, model);
 }
 
-int64_t width_of(const TokenModelOptions& model) {
-  return stack_of(model).block().attention().emb_dim();
-}
+int64_t width_of(const TokenModelOptions& model) { return stack_of(model).block().emb_dim(); }
 
 int64_t vocabulary_of(const TokenModelOptions& model) {
   return std::visit([](const auto& own) { return own.vocab_size(); }, model);
@@ -244,8 +242,7 @@ MaskedLanguageModelImpl::MaskedLanguageModelImpl(const MaskedLanguageModelOption
 
 void MaskedLanguageModelImpl::reset() {
   const auto& own = options.encoder();
-  check_transform(kMaskedLanguageModel, options.transform(),
-                  own.stack().block().attention().emb_dim());
+  check_transform(kMaskedLanguageModel, options.transform(), own.stack().block().emb_dim());
   encoder = register_module("encoder", TextEncoder(own));
   transform = register_module("transform", HeadTransform(options.transform()));
   if (options.bias()) {

@@ -31,7 +31,7 @@ TextEncoderImpl::TextEncoderImpl(const TextEncoderOptions& options) : options(op
 
 void TextEncoderImpl::reset() {
   const auto& block = options.stack().block();
-  const auto width = block.attention().emb_dim();
+  const auto width = block.emb_dim();
   const auto embedding_dim = options.embedding_dim().value_or(width);
   detail::check_positive(kTextEncoder, "vocab_size", options.vocab_size());
   detail::check_positive(kTextEncoder, "emb_dim", width);

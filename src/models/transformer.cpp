@@ -12,6 +12,7 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "models/block_attention.h"
 #include "models/norm_options.h"
 #include "modules/attentions/given_inputs.h"
 #include "modules/caches/caches.h"
@@ -138,6 +139,26 @@ std::string_view to_string(NormPlacement placement) {
   return kNames[name];
 }
 
+const GroupQueryAttentionOptions& TransformerBlockOptions::attention() const {
+  const auto* const grouped = std::get_if<GroupQueryAttentionOptions>(&attention_layer_);
+  HEED_CHECK(grouped != nullptr,
+             "TransformerBlockOptions: attention must be GroupQueryAttentionOptions to be read; "
+             "attention_layer() returns any kind");
+  return *grouped;
+}
+
+GroupQueryAttentionOptions& TransformerBlockOptions::attention() {
+  return const_cast<GroupQueryAttentionOptions&>(std::as_const(*this).attention());
+}
+
+int64_t TransformerBlockOptions::emb_dim() const {
+  return std::visit([](const auto& attention) { return attention.emb_dim(); }, attention_layer_);
+}
+
+bool TransformerBlockOptions::causal() const {
+  return std::visit([](const auto& attention) { return attention.causal(); }, attention_layer_);
+}
+
 const FeedForwardOptions& TransformerBlockOptions::feed_forward() const {
   const auto* const plain = std::get_if<FeedForwardOptions>(&feed_forward_layer_);
   HEED_CHECK(plain != nullptr,
@@ -160,7 +181,7 @@ void TransformerBlockImpl::check_options() const {
   detail::check_probability(kBlock, "feed_forward_dropout", feed_forward_dropout());
   HEED_CHECK(std::isfinite(options.residual_scale()) && options.residual_scale() != 0.0,
              "{}: residual_scale ({}) must be finite and not 0", kBlock, options.residual_scale());
-  const auto width = options.attention().emb_dim();
+  const auto width = options.emb_dim();
   const auto* const own_width = emb_dim_of(options.feed_forward_layer());
   HEED_CHECK(own_width == nullptr || *own_width == width,
              "{}: feed_forward emb_dim ({}) must equal attention emb_dim ({})", kBlock, *own_width,
@@ -171,6 +192,10 @@ void TransformerBlockImpl::check_options() const {
              "{}: attention_norm must be true for norm_placement {}", kBlock, to_string(placement));
   HEED_CHECK(pre || !options.parallel(), "{}: parallel must be false for norm_placement {}", kBlock,
              to_string(placement));
+  const bool is_grouped =
+      std::holds_alternative<GroupQueryAttentionOptions>(options.attention_layer());
+  HEED_CHECK(is_grouped || !options.cross_attention(),
+             "{}: cross_attention must be false with LatentAttentionOptions", kBlock);
   HEED_CHECK(!options.parallel() || !options.cross_attention(),
              "{}: parallel must be false with cross_attention", kBlock);
   HEED_CHECK(!options.shared_norm() || (options.parallel() && options.attention_norm()),
@@ -183,7 +208,7 @@ void TransformerBlockImpl::reset() {
     return register_module(name, Norm(detail::norm_options(options)));
   };
   const bool sandwich = options.norm_placement() == NormPlacement::sandwich;
-  attention = register_module("attention", GroupQueryAttention(options.attention()));
+  make_attention();
   if (options.attention_norm()) attention_norm = norm("attention_norm");
   if (sandwich) attention_output_norm = norm("attention_output_norm");
   if (options.cross_attention()) {
@@ -195,6 +220,17 @@ void TransformerBlockImpl::reset() {
   make_feed_forward();
   if (!options.shared_norm()) feed_forward_norm = norm("feed_forward_norm");
   if (sandwich) feed_forward_output_norm = norm("feed_forward_output_norm");
+}
+
+void TransformerBlockImpl::make_attention() {
+  constexpr auto kName = "attention";
+  const auto& layer = options.attention_layer();
+  if (const auto* grouped = std::get_if<GroupQueryAttentionOptions>(&layer)) {
+    attention = register_module(kName, GroupQueryAttention(*grouped));
+  } else {
+    const auto& latent = std::get<LatentAttentionOptions>(layer);
+    latent_attention_ = register_module(kName, LatentAttention(latent));
+  }
 }
 
 void TransformerBlockImpl::make_feed_forward() {
@@ -217,6 +253,11 @@ void TransformerBlockImpl::make_feed_forward() {
   register_module(kName, other_feed_forward_.ptr());
 }
 
+std::shared_ptr<torch::nn::Module> TransformerBlockImpl::attention_module() const {
+  if (attention) return attention.ptr();
+  return latent_attention_.ptr();
+}
+
 std::shared_ptr<torch::nn::Module> TransformerBlockImpl::feed_forward_module() const {
   return feed_forward ? feed_forward.ptr() : other_feed_forward_.ptr();
 }
@@ -224,8 +265,7 @@ std::shared_ptr<torch::nn::Module> TransformerBlockImpl::feed_forward_module() c
 std::shared_ptr<torch::nn::Module> TransformerBlockImpl::clone(
     const std::optional<at::Device>& device) const {
   // LibTorch would pass over a layer of the user's that has no `clone`, whose own throws.
-  const bool is_users = std::holds_alternative<LayerFactory>(options.feed_forward_layer());
-  if (is_users) feed_forward_module()->clone(device);
+  if (options.has_own_feed_forward()) feed_forward_module()->clone(device);
   return Cloneable::clone(device);
 }
 
@@ -240,7 +280,7 @@ at::Tensor TransformerBlockImpl::apply_feed_forward(const at::Tensor& x) const {
 }
 
 void TransformerBlockImpl::reset_parameters() {
-  attention->reset_parameters();
+  detail::visit_attention(*this, [](auto& own) { own.reset_parameters(); });
   if (cross_attention) cross_attention->reset_parameters();
   if (feed_forward) feed_forward->reset_parameters();
   if (auto* mixture = feed_forward_module()->as<MixtureOfExperts>()) mixture->reset_parameters();
@@ -251,7 +291,8 @@ void TransformerBlockImpl::reset_parameters() {
 }
 
 void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
-  const TransformerBlockOptions defaults(options.attention());
+  const auto defaults = std::visit([](const auto& own) { return TransformerBlockOptions(own); },
+                                   options.attention_layer());
   detail::ModulePrinter(stream, kBlock)
       .show("norm", to_string(options.norm()))
       .show("norm_placement", to_string(options.norm_placement()))
@@ -273,8 +314,9 @@ double TransformerBlockImpl::feed_forward_dropout() const {
 
 /// The output of a layer as it is added to the layer's input.
 at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output, double probability) const {
-  const bool draws = is_training() && detail::sharing(*attention->fc_q).sequence_parts() > 1;
-  const detail::OwnRandomNumbers own(attention->fc_q, output.device(), draws ? probability : 0.0);
+  const auto& first = detail::first_linear(*this);
+  const bool draws = is_training() && detail::sharing(*first).sequence_parts() > 1;
+  const detail::OwnRandomNumbers own(first, output.device(), draws ? probability : 0.0);
   const auto result = detail::drop_out(output, probability, is_training());
   const auto scale = options.residual_scale();
   return scale == 1.0 ? result : result * scale;
@@ -311,8 +353,10 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
                                      const SelfAttend& self_attend, const CrossAttend& cross_attend,
                                      bool in_step) const {
   check_memory(x, inputs, cross_attention, in_step);
-  check_memory_mask(x, inputs, options.attention().head_num(),
-                    detail::sharing(*attention->fc_q).sequence_parts(), in_step);
+  const auto heads =
+      std::visit([](const auto& own) { return own.head_num(); }, options.attention_layer());
+  check_memory_mask(x, inputs, heads,
+                    detail::sharing(*detail::first_linear(*this)).sequence_parts(), in_step);
   if (options.parallel()) return run_parallel(x, self_attend);
   const auto dropout = options.dropout();
   auto result = residual(x, attention_norm, attention_output_norm, dropout, self_attend);
@@ -334,7 +378,11 @@ at::Tensor TransformerBlockImpl::attend_to_memory(const at::Tensor& x,
 at::Tensor TransformerBlockImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
   const AttentionInputs own(inputs);
   return run(
-      x, inputs, [&](const at::Tensor& input) { return attention->forward(input, own); },
+      x, inputs,
+      [&](const at::Tensor& input) {
+        return detail::visit_attention(*this,
+                                       [&](auto& layer) { return layer.forward(input, own); });
+      },
       [&](const at::Tensor& input) { return attend_to_memory(input, inputs); });
 }
 
@@ -345,7 +393,8 @@ std::tuple<at::Tensor, AttentionWeights> TransformerBlockImpl::forward_with_weig
   auto output = run(
       x, inputs,
       [&](const at::Tensor& input) {
-        auto [output, own] = attention->forward_with_weights(input, own_inputs);
+        auto [output, own] = detail::visit_attention(
+            *this, [&](auto& layer) { return layer.forward_with_weights(input, own_inputs); });
         weights.self = own;
         return output;
       },
@@ -360,8 +409,7 @@ std::tuple<at::Tensor, AttentionWeights> TransformerBlockImpl::forward_with_weig
 }
 
 void TransformerBlockImpl::check_causal() const {
-  HEED_CHECK(options.attention().causal(), "{}: attention causal must be true with a cache",
-             kBlock);
+  HEED_CHECK(options.causal(), "{}: attention causal must be true with a cache", kBlock);
 }
 
 at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer,
@@ -372,7 +420,8 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, PagedStep& 
   detail::check_cached_inputs(kBlock, own);
   const WholeSequence whole;
   const auto attend = [&](const at::Tensor& input) {
-    return attention->forward_cached(input, step, layer, own);
+    return detail::visit_attention(
+        *this, [&](auto& own_layer) { return own_layer.forward_cached(input, step, layer, own); });
   };
   const auto attend_to_rows = [&](const at::Tensor& input) {
     const auto& memory = inputs.memory();
@@ -394,18 +443,23 @@ at::Tensor TransformerBlockImpl::forward_cached(const at::Tensor& x, KVCache& ca
   const detail::UndoOnError undo(cache);
   return run(
       x, inputs,
-      [&](const at::Tensor& input) { return attention->forward_cached(input, cache, counts, own); },
+      [&](const at::Tensor& input) {
+        return detail::visit_attention(
+            *this, [&](auto& layer) { return layer.forward_cached(input, cache, counts, own); });
+      },
       [&](const at::Tensor& input) { return attend_to_memory(input, inputs); });
 }
 
 KVCache TransformerBlockImpl::make_cache(int64_t batch, int64_t capacity,
                                          const CacheOptions& cache_options) const {
-  return attention->make_cache(batch, capacity, cache_options);
+  return detail::visit_attention(
+      *this, [&](auto& layer) { return layer.make_cache(batch, capacity, cache_options); });
 }
 
 PagedKVCache TransformerBlockImpl::make_paged_cache(int64_t pages,
                                                     const PagedCacheOptions& cache_options) const {
-  return attention->make_paged_cache(pages, cache_options);
+  return detail::visit_attention(
+      *this, [&](auto& layer) { return layer.make_paged_cache(pages, cache_options); });
 }
 
 ProjectedMemory TransformerBlockImpl::project_memory(const at::Tensor& memory) const {

@@ -236,10 +236,12 @@ std::string help(const Misfits& misfits, const Counts& prefixes, const Counts& s
   return text;
 }
 
-/// The dtype to which a tensor of the file is converted before it is compared.
-at::ScalarType converted(const at::Tensor& tensor, const LoadOptions& options) {
-  const auto dtype = tensor.scalar_type();
-  return at::isFloatingType(dtype) ? options.dtype().value_or(dtype) : dtype;
+/// The dtype to which a tensor of the file is converted before it is compared with the module's.
+at::ScalarType converted(const at::Tensor& theirs, const HeldTensor& ours,
+                         const LoadOptions& options) {
+  const auto dtype = theirs.scalar_type(), own = ours.whole.scalar_type();
+  if (!options.dtype() || !at::isFloatingType(dtype)) return dtype;
+  return ours.keeps_dtype && at::isFloatingType(own) ? own : *options.dtype();
 }
 
 std::string describe(const at::Tensor& tensor) {
@@ -332,18 +334,19 @@ bool Comparison::has_untied_head() const {
 }
 
 void Comparison::compare(const HeldTensor& held) {
-  const auto& [name, tensor, ours, shard] = held;
+  const auto& name = held.name;
+  const auto& ours = held.whole;
   const auto found = translation_.tensors.find(name);
   if (found != translation_.tensors.end()) {
     const auto& theirs = found->second;
     if (const auto what = unheld(name); !what.empty()) {
       return add_misshapen(held, what + " in the file" + origin_note(name));
     }
-    const bool same_dtype = ours.scalar_type() == converted(theirs, options_);
+    const bool same_dtype = ours.scalar_type() == converted(theirs, held, options_);
     if (ours.sizes() == theirs.sizes() && same_dtype) {
       report_.loaded.push_back(name);
     } else {
-      add_misshapen(held, describe_in_file(name, theirs));
+      add_misshapen(held, describe_in_file(held, theirs));
       note_help(ours, theirs);
     }
   } else if (const auto other = file_.others.find(name); other != file_.others.end()) {
@@ -382,7 +385,8 @@ void Comparison::note_help(const at::Tensor& ours, const at::Tensor& theirs) {
   }
 }
 
-std::string Comparison::describe_in_file(const std::string& name, const at::Tensor& theirs) const {
+std::string Comparison::describe_in_file(const HeldTensor& held, const at::Tensor& theirs) const {
+  const auto& name = held.name;
   const auto& origin = translation_.origins.at(name);
   Names shapes;
   for (const auto& each : origin) shapes.push_back(describe(file_.tensors.at(each)));
@@ -392,7 +396,7 @@ std::string Comparison::describe_in_file(const std::string& name, const at::Tens
   if (first.sizes() != theirs.sizes()) {
     text += fmt::format(", by the name map {}", shape(theirs));
   }
-  const auto dtype = converted(theirs, options_);
+  const auto dtype = converted(theirs, held, options_);
   if (dtype != first.scalar_type()) {
     text += fmt::format(", by dtype {}", c10::toString(dtype));
   }

@@ -59,7 +59,7 @@ class Comparison {
   bool has_untied_head() const;
   std::optional<std::string> pretrained_folder() const;
   /// Describes a tensor as it is in the file, and as the options change it.
-  std::string describe_in_file(const std::string& name, const at::Tensor& theirs) const;
+  std::string describe_in_file(const HeldTensor& held, const at::Tensor& theirs) const;
   /// The file's names of the tensor that the name map calls `name`.
   std::vector<std::string> in_file(const std::string& name) const;
   /// The file's names of this tensor, as a note in errors; empty if they are `name` itself.

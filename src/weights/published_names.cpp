@@ -52,11 +52,25 @@ NameMap llama_attention(NameMap frame) {
       .rename("self_attn.v_proj", "attention.fc_v");
 }
 
-NameMap llama_projections(NameMap frame = llama_frame()) {
-  return llama_attention(std::move(frame))
-      .rename("mlp.gate_proj", "feed_forward.fc_gate")
+NameMap llama_mlp(NameMap names) {
+  return names.rename("mlp.gate_proj", "feed_forward.fc_gate")
       .rename("mlp.up_proj", "feed_forward.fc_in")
       .rename("mlp.down_proj", "feed_forward.fc_out");
+}
+
+NameMap llama_projections(NameMap frame = llama_frame()) {
+  return llama_mlp(llama_attention(std::move(frame)));
+}
+
+/// Adds the names of DeepSeek's projections, but that of the output.
+NameMap deepseek_projections(NameMap names) {
+  return names.inside("q_proj", "fc_q")
+      .inside("q_a_proj", "fc_q_down")
+      .inside("q_a_layernorm", "q_norm")
+      .inside("q_b_proj", "fc_q_up")
+      .rename("kv_a_proj_with_mqa", "fc_kv_down")
+      .rename("kv_a_layernorm", "kv_norm")
+      .rename("kv_b_proj", "fc_kv_up");
 }
 
 /// Adds the names of a feed-forward layer whose gate is packed.
@@ -163,6 +177,17 @@ NameMap qwen3_moe() {
       .rename("mlp.shared_expert_gate", "feed_forward.fc_shared_gate")
       .inside("mlp.experts", "feed_forward.experts")
       .inside("mlp.shared_expert", "feed_forward.shared")
+      .inside("gate_proj", "fc_gate")
+      .inside("up_proj", "fc_in")
+      .inside("down_proj", "fc_out");
+}
+
+NameMap deepseek() {
+  return deepseek_projections(llama_norms(llama_mlp(llama_frame())))
+      .rename("mlp.gate.e_score_correction_bias", "feed_forward.choice_bias")
+      .rename("mlp.gate", "feed_forward.router")
+      .inside("mlp.experts", "feed_forward.experts")
+      .inside("mlp.shared_experts", "feed_forward.shared")
       .inside("gate_proj", "fc_gate")
       .inside("up_proj", "fc_in")
       .inside("down_proj", "fc_out");
@@ -310,16 +335,6 @@ NameMap vit() {
       .without({"embeddings.mask_token", "pooler", "classifier", "decoder"});
 }
 
-NameMap deepseek_attention() {
-  return NameMap()
-      .inside("q_proj", "fc_q")
-      .inside("q_a_proj", "fc_q_down")
-      .inside("q_a_layernorm", "q_norm")
-      .inside("q_b_proj", "fc_q_up")
-      .rename("kv_a_proj_with_mqa", "fc_kv_down")
-      .rename("kv_a_layernorm", "kv_norm")
-      .rename("kv_b_proj", "fc_kv_up")
-      .rename("o_proj", "fc_o");
-}
+NameMap deepseek_attention() { return deepseek_projections(NameMap()).rename("o_proj", "fc_o"); }
 
 }  // namespace heed::name_maps

@@ -28,6 +28,7 @@ void check_shard(const char* function, const std::string& name, const at::Tensor
 std::vector<HeldTensor> held_tensors(const char* function, const torch::nn::Module& module,
                                      const TensorShards& shards) {
   const auto tensors = weights_of(module);
+  const auto buffers = module.named_buffers();
   const auto computed = computed_buffers(module);
   for (const auto& [name, shard] : shards) {
     HEED_CHECK(tensors.contains(name) || computed.count(name) > 0,
@@ -45,7 +46,7 @@ std::vector<HeldTensor> held_tensors(const char* function, const torch::nn::Modu
       sizes[static_cast<size_t>(own->dim)] = own->whole;
       whole = at::empty(sizes, whole.options());
     }
-    held.push_back({item.key(), tensor, whole, own});
+    held.push_back({item.key(), tensor, whole, own, buffers.contains(item.key())});
   }
   return held;
 }

@@ -20,6 +20,7 @@ struct HeldTensor {
   at::Tensor tensor;
   at::Tensor whole;                  // the whole tensor's shape, on the meta device
   std::optional<TensorShard> shard;  // none: the process holds all of it
+  bool keeps_dtype = false;          // whether it has a dtype of its own, as buffers have
 };
 
 /// The tensors that a weight file has of a module, in the order of their registration. Throws
@@ -48,7 +49,8 @@ LoadReport load_weights(torch::nn::Module& module, const FileEntries& file,
                         const LoadOptions& options,
                         const std::function<void(const std::string&)>& after_each = {});
 
-/// The dtypes of the file's floating-point tensors that the module has places for.
+/// The dtypes of the file's floating-point tensors that the module has places for, without those
+/// of tensors that keep their dtype.
 std::set<at::ScalarType> floating_dtypes(const torch::nn::Module& module, const FileEntries& file,
                                          const LoadOptions& options);
 

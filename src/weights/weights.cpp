@@ -174,6 +174,7 @@ std::set<at::ScalarType> detail::floating_dtypes(const torch::nn::Module& module
   const auto translation = translated(module, ours, theirs, options);
   std::set<at::ScalarType> dtypes;
   for (const auto& held : ours) {
+    if (held.keeps_dtype) continue;
     const auto origin = translation.origins.find(held.name);
     if (origin == translation.origins.end()) continue;
     for (const auto& name : origin->second) {

@@ -75,6 +75,9 @@ def randomize(model: torch.nn.Module) -> None:
         for name, parameter in model.named_parameters():
             scale = 0.05 if parameter.dim() > 1 else 0.1 if name.endswith("bias") else 0.3
             parameter.add_(scale * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
         # Else a model whose head is its embedding prefers the token that it has just seen.
         if getattr(model.config, "tie_word_embeddings", False):
             model.get_input_embeddings().weight.mul_(0.5)

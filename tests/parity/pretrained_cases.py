@@ -302,6 +302,46 @@ def qwen3_moe() -> dict:
     }
 
 
+LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+SMALL_LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 12,
+                "v_head_dim": 14}
+
+
+def deepseek_v2() -> dict:
+    return {
+        "plain": hf.DeepseekV2Config(
+            **{**GROUPED, "num_key_value_heads": 4}, **LATENT, q_lora_rank=None,
+            first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2,
+            moe_intermediate_size=40, n_shared_experts=2, routed_scaling_factor=1.7,
+            rms_norm_eps=1e-2, **rope(20000.0)),
+        "groups": hf.DeepseekV2Config(
+            **SMALL, **SMALL_LATENT, q_lora_rank=24, first_k_dense_replace=2, n_routed_experts=9,
+            num_experts_per_tok=3, moe_intermediate_size=24, n_shared_experts=1,
+            topk_method="group_limited_greedy", n_group=3, topk_group=2, attention_bias=True,
+            mlp_bias=True, hidden_act="gelu", tie_word_embeddings=True, rms_norm_eps=0.05,
+            **rope(10000.0, "yarn", factor=4.0, original_max_position_embeddings=16, mscale=0.7,
+                   mscale_all_dim=1.5)),
+    }
+
+
+def deepseek_v3() -> dict:
+    return {
+        "plain": hf.DeepseekV3Config(
+            **{**GROUPED, "num_key_value_heads": 4}, **LATENT, q_lora_rank=28,
+            first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3,
+            moe_intermediate_size=40, n_shared_experts=1, n_group=2, topk_group=1,
+            rms_norm_eps=1e-2, **rope(20000.0)),
+        "unnormalized": hf.DeepseekV3Config(
+            **SMALL, **SMALL_LATENT, q_lora_rank=None, first_k_dense_replace=2,
+            n_routed_experts=9, num_experts_per_tok=2, moe_intermediate_size=24,
+            n_shared_experts=2, n_group=3, topk_group=2, norm_topk_prob=False,
+            routed_scaling_factor=1.3, rope_interleave=False, attention_bias=True,
+            hidden_act="gelu", tie_word_embeddings=True, rms_norm_eps=0.05,
+            **rope(10000.0, "yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0,
+                   mscale_all_dim=1.0)),
+    }
+
+
 def bert() -> dict:
     return {
         "plain": hf.BertConfig(**DECODER, layer_norm_eps=1e-2),
@@ -384,7 +424,7 @@ def vit() -> dict:
 
 DECODERS = [llama, mistral, qwen2, qwen3, phi3, stablelm, gpt2, gpt_neox, gemma, gemma2,
             gemma3_text, gemma3, olmo2, olmo3, starcoder2, cohere2, granite, glm4, smollm3,
-            mixtral, olmoe, qwen2_moe, qwen3_moe]
+            mixtral, olmoe, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3]
 TEXT_ENCODERS = [bert, roberta, xlm_roberta, camembert, electra, distilbert, modernbert]
 ROBERTAS = {"roberta", "xlm-roberta", "camembert"}  # which count positions from their padding on
 # Encoders that are saved with a head, as most published ones are: their tensors have a prefix.

@@ -152,12 +152,12 @@ class Case:
     def outcome(self, place: Path) -> str:
         try:
             model, keys = self.loading_info(place)
+            if keys != self.keys:
+                return "misfit"  # the weights have other names
+            with torch.no_grad():
+                scores = self.compute(model)
         except (RuntimeError, ValueError, KeyError, TypeError):
-            return "misfit"  # the weights have other shapes
-        if keys != self.keys:
-            return "misfit"  # the weights have other names
-        with torch.no_grad():
-            scores = self.compute(model)
+            return "misfit"  # the weights have other shapes, or sizes contradict each other
         difference = (scores - self.scores).abs().max() / self.scores.abs().max()
         if difference < 1e-6:
             return "same"

@@ -121,7 +121,7 @@ void rename_scores(NameMap& names, const std::string& decoder, const std::string
 }
 
 HeadTransformOptions transform_of(const TextEncoderOptions& encoder, Activation activation) {
-  return HeadTransformOptions(encoder.stack().block().attention().emb_dim()).activation(activation);
+  return HeadTransformOptions(encoder.stack().block().emb_dim()).activation(activation);
 }
 
 HeadTransformOptions masked_transform(const TextEncoderOptions& encoder, Activation activation,

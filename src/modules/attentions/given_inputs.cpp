@@ -46,6 +46,19 @@ at::Tensor document_lengths(const at::Tensor& documents, const at::Tensor& posit
 
 }  // namespace
 
+AttendOptions given_options(const AttentionInputs& inputs) {
+  return AttendOptions()
+      .mask(inputs.mask())
+      .mask_batch(inputs.mask_batch())
+      .bias(inputs.bias())
+      .documents(inputs.documents())
+      .query_lengths(inputs.query_lengths())
+      .key_lengths(inputs.key_lengths())
+      .global_tokens(inputs.global_tokens())
+      .relative_bias(inputs.relative_bias())
+      .relative_positions(inputs.relative_positions());
+}
+
 void check_cached_inputs(const char* function, const AttentionInputs& inputs) {
   visit_tensors(inputs, [&](std::string_view name, const at::Tensor& /*tensor*/) {
     HEED_CHECK(name == "rotary_angles" || name == "relative_bias",

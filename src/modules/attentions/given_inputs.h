@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/attend_options.h>
 #include <heed/attention_inputs.h>
 #include <heed/rotary_embedding.h>
 #include <heed/shared_sequence.h>
@@ -29,6 +30,9 @@ void visit_tensors(Inputs& inputs, const Visit& visit) {
     visit("rotary_angles", angles->sin);
   }
 }
+
+/// The options of a call that the inputs give.
+AttendOptions given_options(const AttentionInputs& inputs);
 
 /// Checks that the inputs have nothing that a cache does not take.
 void check_cached_inputs(const char* function, const AttentionInputs& inputs);

@@ -11,7 +11,9 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/attentions/cached_sizes.h"
 #include "modules/attentions/calls.h"
+#include "modules/attentions/given_inputs.h"
 #include "modules/caches/caches.h"
 #include "modules/count.h"
 #include "modules/heads.h"
@@ -40,12 +42,6 @@ double default_scale(const LatentAttentionOptions& options, int64_t head_dim) {
   return scale * magnitude * magnitude;
 }
 
-/// The keys that a cache holds: latent vectors and their rotated part, for all heads together.
-/// Values are a part of the keys.
-HeadSizes cached_sizes(const LatentAttentionImpl& module) {
-  return {module.head_sizes.heads, 1, module.fc_kv_down->weight.size(0), 0};
-}
-
 }  // namespace
 
 /// The projections of a call's tokens. Keys and values are still latent vectors without heads.
@@ -54,6 +50,11 @@ struct LatentAttentionImpl::Parts {
   at::Tensor query_rotated;  // [B, H, L, rotary_head_dim]
   at::Tensor latent;         // [B, 1, L, R]
   at::Tensor key_rotated;    // [B, 1, L, rotary_head_dim]
+};
+
+/// The query, key and value of a call without a cache, [B, H, L, D] or [B, H, L, Dv].
+struct LatentAttentionImpl::Heads {
+  at::Tensor query, key, value;
 };
 
 LatentAttentionImpl::LatentAttentionImpl(const LatentAttentionOptions& options) : options(options) {
@@ -75,8 +76,8 @@ void LatentAttentionImpl::reset() {
   rotary = detail::make_rotary(kLatentAttention, options.rotary().value_or(rotating),
                                options.rotary_head_dim());
 
-  const auto linear = [&](const char* name, Count in, Count out) {
-    return register_module(name, detail::make_linear(in.value(), out.value(), /*bias=*/false));
+  const auto linear = [&](const char* name, Count in, Count out, bool bias = false) {
+    return register_module(name, detail::make_linear(in.value(), out.value(), bias));
   };
   const auto norm = [&](const char* name, int64_t dim) {
     return register_module(name, RMSNorm(dim, options.norm_eps()));
@@ -87,16 +88,16 @@ void LatentAttentionImpl::reset() {
   head_sizes = {options.head_num(), options.head_num(), head_dim.value(), options.value_head_dim()};
   const auto queries = heads * head_dim;
   if (const auto query_rank = options.query_rank()) {
-    fc_q_down = linear("fc_q_down", width, *query_rank);
+    fc_q_down = linear("fc_q_down", width, *query_rank, options.bias());
     q_norm = norm("q_norm", *query_rank);
     fc_q_up = linear("fc_q_up", *query_rank, queries);
   } else {
     fc_q = linear("fc_q", width, queries);
   }
-  fc_kv_down = linear("fc_kv_down", width, Count(rank) + options.rotary_head_dim());
+  fc_kv_down = linear("fc_kv_down", width, Count(rank) + options.rotary_head_dim(), options.bias());
   kv_norm = norm("kv_norm", rank);
   fc_kv_up = linear("fc_kv_up", rank, heads * (plain + options.value_head_dim()));
-  fc_o = linear("fc_o", heads * options.value_head_dim(), width);
+  fc_o = linear("fc_o", heads * options.value_head_dim(), width, options.bias());
 }
 
 void LatentAttentionImpl::reset_parameters() {
@@ -120,7 +121,8 @@ void LatentAttentionImpl::pretty_print(std::ostream& stream) const {
       .option("scale", options.scale())
       .option("dropout", options.dropout(), defaults.dropout())
       .option("norm_eps", options.norm_eps(), defaults.norm_eps())
-      .option("causal", options.causal(), defaults.causal());
+      .option("causal", options.causal(), defaults.causal())
+      .option("bias", options.bias(), defaults.bias());
   if (options.rotary()) printer.show("rotary", *rotary);
 }
 
@@ -137,34 +139,57 @@ LatentAttentionImpl::Parts LatentAttentionImpl::project(const at::Tensor& x,
           rotary->rotate(down.narrow(2, rank, rotating).unsqueeze(1), angles)};
 }
 
-AttendOptions LatentAttentionImpl::attend_options(const std::optional<at::Tensor>& mask) const {
-  return detail::call_options(kLatentAttention, mask, options.dropout(), is_training())
-      .scale(options.scale().value_or(default_scale(options, head_sizes.head_dim)));
+AttendOptions LatentAttentionImpl::attend_options(const AttentionInputs& inputs) const {
+  if (const auto& mask = inputs.mask()) {
+    detail::check_mask_dtype(kLatentAttention, "mask", *mask, /*takes_bias=*/true);
+  }
+  return detail::given_options(inputs)
+      .dropout(is_training() ? options.dropout() : 0.0)
+      .scale(options.scale().value_or(default_scale(options, head_sizes.head_dim)))
+      .causal(options.causal());
 }
 
 at::Tensor LatentAttentionImpl::output(const at::Tensor& attended) const {
   return detail::project(fc_o, detail::merge_heads(attended));
 }
 
-at::Tensor LatentAttentionImpl::forward(const at::Tensor& x,
-                                        const std::optional<at::Tensor>& mask) {
+LatentAttentionImpl::Heads LatentAttentionImpl::project_heads(const at::Tensor& x,
+                                                              const AttentionInputs& inputs) const {
   detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
-  const auto parts = project(x, rotary->angles(0, x.size(1), x.options()));
-  const auto up = detail::split_heads(fc_kv_up(parts.latent.squeeze(1)), head_sizes.heads);
+  const auto given =
+      detail::given_angles(kLatentAttention, inputs, rotary, x, /*sequence=*/nullptr);
+  const auto parts = project(x, given ? *given : rotary->angles(0, x.size(1), x.options()));
+  const auto up =
+      detail::split_heads(fc_kv_up.ptr()->forward(parts.latent.squeeze(1)), head_sizes.heads);
   const auto plain = options.plain_head_dim();
   const auto shared = parts.key_rotated.expand({-1, head_sizes.heads, -1, -1});
-  const auto query = at::cat({parts.query_plain, parts.query_rotated}, 3);
-  const auto key = at::cat({up.narrow(3, 0, plain), shared}, 3);
-  const auto value = up.narrow(3, plain, head_sizes.value_head_dim);
-  return output(attend(query, key, value, attend_options(mask).causal(options.causal())));
+  return {at::cat({parts.query_plain, parts.query_rotated}, 3),
+          at::cat({up.narrow(3, 0, plain), shared}, 3),
+          up.narrow(3, plain, head_sizes.value_head_dim)};
+}
+
+at::Tensor LatentAttentionImpl::forward(const at::Tensor& x, const AttentionInputs& inputs) {
+  const auto [query, key, value] = project_heads(x, inputs);
+  return output(attend(query, key, value, attend_options(inputs)));
+}
+
+std::tuple<at::Tensor, at::Tensor> LatentAttentionImpl::forward_with_weights(
+    const at::Tensor& x, const AttentionInputs& inputs) const {
+  const auto [query, key, value] = project_heads(x, inputs);
+  const auto [attended, weights] = attend_with_weights(query, key, value, attend_options(inputs));
+  return {output(attended), weights};
 }
 
 at::Tensor LatentAttentionImpl::forward_appended(const at::Tensor& x,
-                                                 detail::AppendedTokens& tokens) const {
+                                                 detail::AppendedTokens& tokens,
+                                                 const AttentionInputs& inputs) const {
   detail::check_input(kLatentAttention, "x", x, fc_kv_down->weight);
-  const auto call = attend_options({});
+  detail::check_cached_inputs(kLatentAttention, inputs);
+  const auto call = attend_options(inputs);
   tokens.check(call);
-  const auto parts = project(x, tokens.angles(rotary, x.size(1), x.options()));
+  const auto given =
+      detail::given_angles(kLatentAttention, inputs, rotary, x, /*sequence=*/nullptr);
+  const auto parts = project(x, given ? *given : tokens.angles(rotary, x.size(1), x.options()));
   const auto key = tokens.as_cached(at::cat({parts.latent, parts.key_rotated}, 3));
   tokens.append(key, key.narrow(3, 0, 0));
 
@@ -182,26 +207,27 @@ at::Tensor LatentAttentionImpl::forward_appended(const at::Tensor& x,
 }
 
 at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, KVCache& cache,
-                                               at::IntArrayRef counts) const {
+                                               at::IntArrayRef counts,
+                                               const AttentionInputs& inputs) const {
   detail::TokensOfBatch tokens(kLatentAttention, cache, counts);
-  return forward_appended(x, tokens);
+  return forward_appended(x, tokens, inputs);
 }
 
-at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step,
-                                               int64_t layer) const {
+at::Tensor LatentAttentionImpl::forward_cached(const at::Tensor& x, PagedStep& step, int64_t layer,
+                                               const AttentionInputs& inputs) const {
   detail::TokensOfStep tokens(kLatentAttention, x, step, layer);
-  return forward_appended(x, tokens);
+  return forward_appended(x, tokens, inputs);
 }
 
 KVCache LatentAttentionImpl::make_cache(int64_t batch, int64_t capacity,
                                         const CacheOptions& cache_options) const {
-  return detail::make_cache(cached_sizes(*this), /*window=*/{}, batch, capacity, cache_options,
-                            fc_kv_down->weight);
+  return detail::make_cache(detail::cached_sizes(*this), /*window=*/{}, batch, capacity,
+                            cache_options, fc_kv_down->weight);
 }
 
 PagedKVCache LatentAttentionImpl::make_paged_cache(int64_t pages,
                                                    const PagedCacheOptions& cache_options) const {
-  return detail::make_paged_cache(cached_sizes(*this), /*window=*/{}, pages, cache_options,
+  return detail::make_paged_cache(detail::cached_sizes(*this), /*window=*/{}, pages, cache_options,
                                   fc_kv_down->weight);
 }
 

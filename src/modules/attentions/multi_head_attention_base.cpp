@@ -143,16 +143,7 @@ detail::HeadProjections MultiHeadAttentionImplBase<Derived, Options>::projection
 template <typename Derived, typename Options>
 AttendOptions MultiHeadAttentionImplBase<Derived, Options>::attend_options(
     const AttentionInputs& inputs) const {
-  auto call = AttendOptions()
-                  .mask(inputs.mask())
-                  .mask_batch(inputs.mask_batch())
-                  .bias(inputs.bias())
-                  .documents(inputs.documents())
-                  .query_lengths(inputs.query_lengths())
-                  .key_lengths(inputs.key_lengths())
-                  .global_tokens(inputs.global_tokens())
-                  .relative_bias(inputs.relative_bias())
-                  .relative_positions(inputs.relative_positions())
+  auto call = detail::given_options(inputs)
                   .dropout(this->is_training() ? options.dropout() : 0.0)
                   .scale(options.scale())
                   .causal(options.causal())
@@ -266,22 +257,12 @@ MultiHeadAttentionImplBase<Derived, Options>::forward_with_weights(
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Device device, torch::Dtype dtype,
                                                       bool non_blocking) {
-  keep_slopes([&] { Cloneable<Derived>::to(device, dtype, non_blocking); });
+  detail::keep_values(alibi_slopes, [&] { Cloneable<Derived>::to(device, dtype, non_blocking); });
 }
 
 template <typename Derived, typename Options>
 void MultiHeadAttentionImplBase<Derived, Options>::to(torch::Dtype dtype, bool non_blocking) {
-  keep_slopes([&] { Cloneable<Derived>::to(dtype, non_blocking); });
-}
-
-/// Calls `convert`, and gives ALiBi's slopes their dtype and values back. A conversion would round
-/// them.
-template <typename Derived, typename Options>
-template <typename Convert>
-void MultiHeadAttentionImplBase<Derived, Options>::keep_slopes(const Convert& convert) {
-  const auto exact = alibi_slopes.defined() ? alibi_slopes.detach() : at::Tensor();
-  convert();
-  if (exact.defined()) alibi_slopes.set_data(exact.to(alibi_slopes.device()));
+  detail::keep_values(alibi_slopes, [&] { Cloneable<Derived>::to(dtype, non_blocking); });
 }
 
 template class MultiHeadAttentionImplBase<MultiHeadAttentionImpl, MultiHeadAttentionOptions>;

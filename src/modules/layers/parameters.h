@@ -53,6 +53,14 @@ torch::nn::Embedding make_embedding(int64_t count, int64_t dim);
 torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size);
 /// @}
 
+/// Calls `convert`, and gives a buffer its dtype and values back, which a conversion would round.
+template <typename Convert>
+void keep_values(at::Tensor& buffer, const Convert& convert) {
+  const auto exact = buffer.defined() ? buffer.detach() : at::Tensor();
+  convert();
+  if (exact.defined()) buffer.set_data(exact.to(buffer.device()));
+}
+
 constexpr double kInitialDeviation = 0.02;  // as in GPT-2
 
 /// Draws values from a normal distribution.
