@@ -165,6 +165,19 @@ void feed_forward_layers() {
   std::cout << "own layer: " << own->forward(torch::randn({2, 10, 64})).sizes() << '\n';
 }
 
+void attention_layers() {
+  heed::TransformerBlockOptions block(heed::GroupQueryAttentionOptions(64, 4, 2));
+  block.attention(heed::LatentAttentionOptions(/*emb_dim=*/64, /*head_num=*/4, /*key_rank=*/16));
+  heed::TransformerBlock own(block);
+  own->forward(torch::randn({2, 10, 64}));
+}
+
+void latent_attention_in_a_block() {
+  heed::TransformerBlock block(heed::LatentAttentionOptions(64, 4, 16));
+  auto* latent = block->attention_module()->as<heed::LatentAttention>();
+  std::cout << "key rank: " << latent->options.key_rank() << '\n';
+}
+
 void mixture_of_experts() {
   auto expert = heed::FeedForwardOptions(64).hidden_dim(96).activation(heed::Activation::swiglu);
   heed::MixtureOfExpertsOptions options(expert, /*expert_num=*/8, /*top_k=*/2);

@@ -54,7 +54,8 @@ void read_groups(const Config& config, std::optional<int64_t> groups_otherwise,
   if (experts.expert_num() % groups != 0) {
     config.refuse(kExperts, fmt::format("must be a multiple of n_group ({})", groups));
   }
-  if (best > groups) config.refuse("topk_group", fmt::format("must be at most {}", groups));
+  if (best > groups)
+    config.refuse("topk_group", fmt::format("must be at most n_group ({})", groups));
   const auto candidates = best * (experts.expert_num() / groups);
   if (experts.top_k() > candidates) {
     config.refuse(kTopK,

@@ -25,7 +25,7 @@
 #include "support/temporary_folder.h"
 #include "support/transformers.h"
 
-/// Tests of the feed-forward layers that a block can have besides FeedForward.
+/// Tests of the layers that a block can have besides GroupQueryAttention and FeedForward.
 
 namespace heed::test::block_layers {
 namespace {
@@ -78,12 +78,19 @@ TransformerBlockOptions with_layer(FeedForwardLayer layer) {
 
 TransformerBlockOptions with_mixture() { return with_layer(mixture_options()); }
 
+TransformerBlockOptions with_latent_attention() {
+  return with_mixture().attention(
+      LatentAttentionOptions(E, H, 16).plain_head_dim(8).rotary_head_dim(4).value_head_dim(8));
+}
+
 TransformerBlockOptions with_users_layer() {
   return with_layer([] { return torch::nn::AnyModule(Gated(E)); });
 }
 
 std::vector<std::pair<std::string, TransformerBlockOptions>> kinds() {
-  return {{"mixture", with_mixture()}, {"the user's", with_users_layer()}};
+  return {{"mixture", with_mixture()},
+          {"the user's", with_users_layer()},
+          {"latent attention", with_latent_attention()}};
 }
 
 Decoder decoder_of(const TransformerBlockOptions& block) {
@@ -105,7 +112,9 @@ TEST(BlockLayers, AreApplied) {
       auto* mixture = layer->as<MixtureOfExperts>();
       return mixture ? mixture->forward(input) : layer->as<Gated>()->forward(input);
     };
-    const auto attended = x + block->attention->forward(block->attention_norm->forward(x));
+    auto* latent = block->attention_module()->as<LatentAttention>();
+    const auto normed = block->attention_norm->forward(x);
+    const auto attended = x + (latent ? latent->forward(normed) : block->attention(normed));
     const auto expected = attended + apply(block->feed_forward_norm->forward(attended));
     EXPECT_TRUE(block->forward(x).equal(expected));
     // Weights that are asked for take another path.

@@ -424,6 +424,34 @@ TEST(RouterLosses, TrainTheRouter) {
   EXPECT_EQ(router_z_loss({layer->route(x)}, hidden).item<double>(), 0);
 }
 
+/// Rounded to bfloat16, biases that differ by less than a hundredth would be equal.
+TEST(MixtureOfExperts, KeepsTheBiasOfTheChoiceInFloat32) {
+  torch::manual_seed(moved(17));
+  const at::NoGradGuard no_grad;
+  auto layer = random_layer(usual().choice_bias(true));
+  const auto bias = layer->choice_bias.clone();
+  const TemporaryFolder folder("choice_bias");
+  const auto path = (folder.path() / "model.safetensors").string();
+  save_weights(*layer, path);
+  layer->to(at::kBFloat16);
+  EXPECT_EQ(layer->router->weight.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(layer->choice_bias.equal(bias));
+  EXPECT_EQ(layer->route(uniform({3, E}, at::kBFloat16)).experts.size(0), 3);
+  const auto copy = std::dynamic_pointer_cast<MixtureOfExpertsImpl>(layer->clone());
+  EXPECT_TRUE(copy->choice_bias.equal(bias));
+  layer->to(at::kCPU, at::kDouble);
+  EXPECT_TRUE(layer->choice_bias.equal(bias));
+  auto rounded = random_layer(usual().choice_bias(true));
+  rounded->to(at::kBFloat16);
+  const auto report = load_weights(*rounded, path, LoadOptions().dtype(at::kBFloat16));
+  EXPECT_TRUE(report.misshapen.empty());
+  EXPECT_TRUE(rounded->choice_bias.equal(bias));
+  save_weights(*rounded, path);
+  rounded->choice_bias.zero_();
+  load_weights(*rounded, path);
+  EXPECT_TRUE(rounded->choice_bias.equal(bias));
+}
+
 TEST(RouterLosses, RefuseWhatDoesNotFit) {
   torch::manual_seed(moved(15));
   auto routings = random_routings();

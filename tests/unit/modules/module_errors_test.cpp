@@ -139,8 +139,6 @@ TEST(ModuleErrors, NameTheMaskThatIsWrong) {
   without_bias("ResidualAttention",
                [&] { ResidualAttention(MultiHeadAttentionOptions(8, 2))(x, scores); });
   without_bias("AttentionV1", [&] { AttentionV1(8)->forward_with_weights(x, scores); });
-  without_bias("LatentAttention",
-               [&] { LatentAttention(LatentAttentionOptions(8, 2, 4))(x, scores); });
   without_bias("DifferentialAttention",
                [&] { DifferentialAttention(DifferentialAttentionOptions(8, 2))(x, scores); });
   without_bias("ScaledDotProductAttention", [&] {

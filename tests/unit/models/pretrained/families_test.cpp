@@ -254,6 +254,66 @@ TEST_F(PretrainedFamily, MixturesOfExpertsAreRefusedWhereTheyDiffer) {
             "use_sliding_window must be true for layers with sliding_attention");
 }
 
+TEST_F(PretrainedFamily, DeepSeek) {
+  const auto v2 = decoder("deepseek_v2", R"("num_experts_per_tok": 6, "num_hidden_layers": 2,
+      "first_k_dense_replace": 1, "topk_method": "group_limited_greedy", "n_group": 8,
+      "topk_group": 3, "attention_bias": true, "mlp_bias": true, "attention_dropout": 0.25,)");
+  const auto& blocks = v2.stack().blocks();
+  EXPECT_TRUE(blocks.at(0).feed_forward().bias());
+  const auto attention = std::get<LatentAttentionOptions>(blocks.at(0).attention_layer());
+  EXPECT_EQ(attention.head_num(), 32);
+  EXPECT_EQ(attention.key_rank(), 512);
+  EXPECT_EQ(attention.query_rank(), 1536);
+  EXPECT_EQ(attention.norm_eps(), 1e-6);
+  EXPECT_EQ(attention.dropout(), 0.25);
+  EXPECT_TRUE(attention.bias());
+  EXPECT_EQ(attention.rotary(), RotaryEmbeddingOptions(64).pairing(RotaryPairing::interleaved));
+  const auto old = std::get<MixtureOfExpertsOptions>(blocks.at(1).feed_forward_layer());
+  EXPECT_EQ(old.expert().hidden_dim(), 1407);
+  EXPECT_FALSE(old.expert().bias());
+  EXPECT_EQ(old.shared()->hidden_dim(), 2 * 1407);
+  EXPECT_TRUE(old.shared()->bias());
+  EXPECT_EQ(old.top_groups(), 3);
+  EXPECT_EQ(old.group_best(), 1);
+  EXPECT_FALSE(old.normalize() || old.choice_bias());
+  const auto v3 = decoder("deepseek_v3", R"("num_hidden_layers": 4, "rope_interleave": false,)");
+  EXPECT_EQ(v3.stack().blocks().at(2).feed_forward().hidden_dim(), 18432);
+  const auto& last = v3.stack().blocks().at(3);
+  EXPECT_EQ(std::get<LatentAttentionOptions>(last.attention_layer()).rotary(),
+            RotaryEmbeddingOptions(64));
+  const auto experts = std::get<MixtureOfExpertsOptions>(last.feed_forward_layer());
+  EXPECT_EQ(experts.score(), ExpertScore::sigmoid);
+  EXPECT_EQ(experts.group_num(), 8);
+  EXPECT_EQ(experts.top_groups(), 4);
+  EXPECT_EQ(experts.group_best(), 2);
+  EXPECT_EQ(experts.scale(), 2.5);
+  EXPECT_TRUE(experts.normalize() && experts.choice_bias());
+}
+
+TEST_F(PretrainedFamily, DeepSeekIsRefusedWhereItDiffers) {
+  constexpr auto kV2 = "deepseek_v2", kV3 = "deepseek_v3";
+  const auto of_v2 = [&](const std::string& field) {
+    return error(kV2, R"("num_experts_per_tok": 6, )" + field + ",");
+  };
+  EXPECT_EQ(error(kV2, ""), "num_experts_per_tok must be there");
+  EXPECT_EQ(of_v2(R"("topk_method": "noaux_tc")"),
+            R"(topk_method "noaux_tc" is not supported (greedy, group_limited_greedy))");
+  EXPECT_EQ(of_v2(R"("topk_method": "group_limited_greedy")"), "n_group must be there");
+  EXPECT_EQ(of_v2(R"("norm_topk_prob": true)"),
+            "norm_topk_prob true is not supported (false, null)");
+  EXPECT_EQ(of_v2(R"("num_key_value_heads": 8)"),
+            "num_key_value_heads 8 must equal num_attention_heads (32)");
+  EXPECT_EQ(error(kV3, R"("n_group": 7,)"), "n_routed_experts must be a multiple of n_group (7)");
+  EXPECT_EQ(error(kV3, R"("topk_group": 9,)"), "topk_group 9 must be at most n_group (8)");
+  EXPECT_EQ(error(kV3, R"("topk_group": 1, "num_experts_per_tok": 33,)"),
+            "num_experts_per_tok 33 must be at most the experts of topk_group groups (32)");
+  EXPECT_EQ(error(kV3, R"("n_group": 256,)"),
+            "n_group 256 must leave at least 2 experts for each group");
+  EXPECT_EQ(error(kV3, R"("head_dim": 128,)"), "head_dim 128 must equal qk_rope_head_dim (64)");
+  EXPECT_EQ(error(kV3, R"("scoring_func": "softmax",)"),
+            R"(scoring_func "softmax" is not supported ("sigmoid"))");
+}
+
 TEST_F(PretrainedFamily, Gemma2) {
   const auto gemma = decoder("gemma2", R"("num_hidden_layers": 3,)");
   EXPECT_EQ(gemma.softcap(), 30.0);

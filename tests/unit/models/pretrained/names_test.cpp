@@ -68,7 +68,8 @@ class PretrainedNames : public PretrainedFiles {
         {"granite", "llama()"},       {"cohere2", "llama()"},
         {"olmo3", "olmo2()"},         {"camembert", "roberta()"},
         {"xlm-roberta", "roberta()"}, {"olmoe", "qwen3_moe()"},
-        {"qwen2_moe", "qwen3_moe()"}};
+        {"qwen2_moe", "qwen3_moe()"}, {"deepseek_v2", "deepseek()"},
+        {"deepseek_v3", "deepseek()"}};
     const auto found = others.find(type);
     const auto map = found == others.end() ? type + "()" : found->second;
     const auto error = value_error([&] { load_weights(model, path); });
@@ -79,7 +80,7 @@ class PretrainedNames : public PretrainedFiles {
               std::string::npos)
         << type << ": " << error;
     EXPECT_EQ(load_weights(model, path, LoadOptions().name_map(names)).loaded.size(),
-              model.named_parameters().size());
+              model.named_parameters().size() + model.named_buffers().size());
   }
 
   /// The tensors are all that the model has, and more does not matter.
@@ -88,7 +89,8 @@ class PretrainedNames : public PretrainedFiles {
     const auto blueprint = family(type, fields);
     const Model model(std::get<Options>(blueprint.options));
     const auto ours = blueprint.names.apply(file, *model);
-    EXPECT_EQ(ours.size(), model->named_parameters().size()) << type;
+    EXPECT_EQ(ours.size(), model->named_parameters().size() + model->named_buffers().size())
+        << type;
     for (const auto& item : model->named_parameters()) {
       const auto found = ours.find(item.key());
       ASSERT_NE(found, ours.end()) << type << ": " << item.key();
@@ -261,6 +263,31 @@ TEST_F(PretrainedNames, OfMixturesOfExperts) {
   const auto shared =
       attention + experts + parts_of("mlp.shared_expert.", mlp) + Names{"mlp.shared_expert_gate"};
   expect("qwen2_moe", R"("qkv_bias": false,)", shared, shared);
+}
+
+TEST_F(PretrainedNames, OfDeepSeek) {
+  const auto fields = std::string(kSizes) + R"("n_routed_experts": 2, "num_experts_per_tok": 1,
+      "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,)";
+  const Names outer = {"model.embed_tokens", "model.norm", "lm_head"};
+  const Names attention = {
+      "input_layernorm",          "post_attention_layernorm", "self_attn.kv_a_proj_with_mqa",
+      "self_attn.kv_a_layernorm", "self_attn.kv_b_proj",      "self_attn.o_proj"};
+  const Names with_rank = {"self_attn.q_a_proj", "self_attn.q_a_layernorm", "self_attn.q_b_proj"};
+  const Names dense = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"};
+  Names mixture = {"mlp.gate"};
+  for (const auto* module : {"experts.0", "experts.1", "shared_experts"}) {
+    for (const auto* part : {"gate_proj", "up_proj", "down_proj"}) {
+      mixture.push_back(std::string("mlp.") + module + "." + part);
+    }
+  }
+  const auto names = [&](const Names& own) {
+    return names_of("model.layers", outer, attention + own + dense, attention + own + mixture);
+  };
+  expect_decoder_names("deepseek_v2", fields, names(with_rank));
+  const Names without_rank = {"self_attn.q_proj"};
+  expect_decoder_names("deepseek_v2", fields + R"("q_lora_rank": null,)", names(without_rank));
+  expect_decoder_names("deepseek_v3", fields + R"("num_key_value_heads": 4,)",
+                       names(with_rank) + Names{"model.layers.1.mlp.gate.e_score_correction_bias"});
 }
 
 TEST_F(PretrainedNames, OfGptNeoX) {

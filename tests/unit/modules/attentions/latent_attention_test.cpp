@@ -58,6 +58,32 @@ TEST(LatentAttention, CachesTheLatentVectorAndTheRotatedKeyAlone) {
   EXPECT_EQ(cache.options().value_head_dim(), 0);
 }
 
+TEST(LatentAttention, HasBiasesWhereDeepSeekHas) {
+  torch::manual_seed(moved(3));
+  const LatentAttention module(latent_options().query_rank(12).bias(true));
+  for (const auto& parameter : module->named_parameters()) {
+    const auto& name = parameter.key();
+    const bool is_bias = name.size() > 5 && name.substr(name.size() - 5) == ".bias";
+    EXPECT_EQ(is_bias, name == "fc_q_down.bias" || name == "fc_kv_down.bias" || name == "fc_o.bias")
+        << name;
+  }
+  EXPECT_EQ(module->named_parameters().size(), 10);
+  LatentAttention without(latent_options().query_rank(12));
+  const auto x = uniform({B, L, E}, at::kFloat);
+  {
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : without->named_parameters()) {
+      parameter.value().copy_(module->named_parameters()[parameter.key()]);
+    }
+  }
+  // The bias of the last projection is added to every output; those of the others are 0 here.
+  const at::NoGradGuard no_grad;
+  auto own = module;
+  own->fc_q_down->bias.zero_();
+  own->fc_kv_down->bias.zero_();
+  EXPECT_TRUE(is_close(own(x), without(x) + own->fc_o->bias, 1e-6));
+}
+
 TEST(LatentAttention, GivesEveryParameterAGradient) {
   torch::manual_seed(moved(2));
   LatentAttention module(latent_options().query_rank(12).dropout(0.1));
