@@ -169,13 +169,13 @@ void attention_layers() {
   heed::TransformerBlockOptions block(heed::GroupQueryAttentionOptions(64, 4, 2));
   block.attention(heed::LatentAttentionOptions(/*emb_dim=*/64, /*head_num=*/4, /*key_rank=*/16));
   heed::TransformerBlock own(block);
-  own->forward(torch::randn({2, 10, 64}));
+  auto y = own->forward(torch::randn({2, 10, 64}));
 }
 
 void latent_attention_in_a_block() {
   heed::TransformerBlock block(heed::LatentAttentionOptions(64, 4, 16));
   auto* latent = block->attention_module()->as<heed::LatentAttention>();
-  std::cout << "key rank: " << latent->options.key_rank() << '\n';
+  latent->reset_parameters();
 }
 
 void mixture_of_experts() {
@@ -586,17 +586,17 @@ void image_encoder() {
 void run_all() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
       autocast, beam_search, block_mask, checkpoint, cost, decoder, differential_attention,
-      feed_forward, feed_forward_of_ones_own, feed_forward_layers, mixture_of_experts,
-      routing_record, mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler,
-      group_query_attention, kv_cache, fixed_kv_cache, paged_kv_cache, memory_rows, quantize,
-      latent_attention, deepseek_attention, linear, linear_cross_entropy, masks, merge_attention,
-      model_cost, multi_head_attention_function, multi_head_attention, multi_head_attention_base,
-      name_maps, pack_weights, save_weights, save_tensors, load_weights_of_a_stream, named_tensors,
-      norm, position_embedding, projected_memory, qk_norm, relative_position_bias,
-      residual_attention, rotary_embedding, sampling, scaled_dot_product_attention, self_attention,
-      transformer_block, transformer_inputs, encoder, text_encoder, head_transform,
-      sequence_classifier, token_classifier, masked_language_model, pool_tokens, image_encoder,
-      load_weights);
+      feed_forward, feed_forward_of_ones_own, feed_forward_layers, attention_layers,
+      latent_attention_in_a_block, mixture_of_experts, routing_record, mixture_in_a_block,
+      clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache, fixed_kv_cache,
+      paged_kv_cache, memory_rows, quantize, latent_attention, deepseek_attention, linear,
+      linear_cross_entropy, masks, merge_attention, model_cost, multi_head_attention_function,
+      multi_head_attention, multi_head_attention_base, name_maps, pack_weights, save_weights,
+      save_tensors, load_weights_of_a_stream, named_tensors, norm, position_embedding,
+      projected_memory, qk_norm, relative_position_bias, residual_attention, rotary_embedding,
+      sampling, scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs,
+      encoder, text_encoder, head_transform, sequence_classifier, token_classifier,
+      masked_language_model, pool_tokens, image_encoder, load_weights);
 }
 
 }  // namespace header

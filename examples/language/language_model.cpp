@@ -30,7 +30,8 @@ LanguageModel load_trained(const std::string& folder, const PretrainedOptions& w
 
 bool crosses_length_trained_for(const TransformerBlockOptions& block, int64_t read,
                                 int64_t length) {
-  const auto& rotary = block.attention().rotary();
+  const auto rotary =
+      std::visit([](const auto& attention) { return attention.rotary(); }, block.attention_layer());
   if (!rotary || !rotary->scaling()) return false;
   const auto* longrope = std::get_if<LongRopeScaling>(&*rotary->scaling());
   return longrope && read <= longrope->original_length() && length > longrope->original_length();

@@ -25,8 +25,8 @@ struct HEED_API DecoderOptions {
   /// Required options, with those of a whole stack, which becomes causal.
   DecoderOptions(int64_t vocab_size, const EncoderOptions& stack)
       : vocab_size_(vocab_size), stack_(stack) {
-    stack_.block().attention().causal(true);
-    for (auto& block : stack_.blocks()) block.attention().causal(true);
+    stack_.block().causal(true);
+    for (auto& block : stack_.blocks()) block.causal(true);
   }
   HEED_NO_BOOL(DecoderOptions);
   /// V, the number of different tokens.

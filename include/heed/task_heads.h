@@ -215,7 +215,7 @@ TORCH_MODULE(TokenClassifier);
 struct HEED_API MaskedLanguageModelOptions {
   /// Required options. By default the transform has a layer_norm.
   explicit MaskedLanguageModelOptions(const TextEncoderOptions& encoder)
-      : encoder_(encoder), transform_(encoder.stack().block().attention().emb_dim()) {
+      : encoder_(encoder), transform_(encoder.stack().block().emb_dim()) {
     transform_.norm(NormOptions(transform_.emb_dim()));
   }
   /// Options of the encoder.

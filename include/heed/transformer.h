@@ -74,8 +74,11 @@ struct HEED_API TransformerBlockOptions {
   const AttentionLayer& attention_layer() const { return attention_layer_; }
   /// E.
   int64_t emb_dim() const;
-  /// Whether the self-attention is causal.
+  /// Whether the self-attention, of any kind, is causal.
+  /// @{
   bool causal() const;
+  TransformerBlockOptions& causal(bool causal);
+  /// @}
 
   /// Sets the feed-forward layer: options of a FeedForward or of a MixtureOfExperts, whose emb_dim
   /// must be E, or a function that makes a layer of your own:

@@ -159,6 +159,11 @@ bool TransformerBlockOptions::causal() const {
   return std::visit([](const auto& attention) { return attention.causal(); }, attention_layer_);
 }
 
+TransformerBlockOptions& TransformerBlockOptions::causal(bool causal) {
+  std::visit([&](auto& attention) { attention.causal(causal); }, attention_layer_);
+  return *this;
+}
+
 const FeedForwardOptions& TransformerBlockOptions::feed_forward() const {
   const auto* const plain = std::get_if<FeedForwardOptions>(&feed_forward_layer_);
   HEED_CHECK(plain != nullptr,

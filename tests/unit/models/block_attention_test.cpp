@@ -167,8 +167,10 @@ TEST(BlockAttention, IsRefusedWhereItDoesNotFit) {
                TransformerBlock(with_latent().cross_attention(true)));
   EXPECT_ERROR("TransformerBlock: feed_forward emb_dim (32) must equal attention emb_dim (16)",
                TransformerBlock(with_latent(LatentAttentionOptions(16, H, R))));
-  EXPECT_ERROR("Decoder: attention causal must be true",
-               Decoder(DecoderOptions(V, with_latent(latent_options().causal(false)), 1)));
+  DecoderOptions decoder(V, with_latent(latent_options().causal(false)), 1);
+  EXPECT_TRUE(decoder.stack().block().causal());
+  decoder.stack().block().causal(false);
+  EXPECT_ERROR("Decoder: attention causal must be true", Decoder(decoder));
   TransformerBlock block(with_latent());
   EXPECT_ERROR(
       "LatentAttention: mask dtype (Float) must be Bool or an integer; it holds 0 alone: if 0 "
@@ -179,7 +181,7 @@ TEST(BlockAttention, IsRefusedWhereItDoesNotFit) {
   EXPECT_ERROR(
       "LatentAttention: dropout (0.1) must be 0 in training mode with a cache: call eval()",
       dropping->forward_cached(at::zeros({B, 1, E}), cache));
-  EXPECT_EQ(cache.length(), 0);
+  EXPECT_EQ(cache.lengths(), std::vector<int64_t>(B, 0));
 }
 
 }  // namespace

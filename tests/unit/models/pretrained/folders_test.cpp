@@ -259,6 +259,34 @@ TEST_F(PretrainedFolder, MayHoldPackedWeights) {
           "/model.safetensors are packed already");
 }
 
+/// As DeepSeek's: the bias by which experts are chosen is float32 beside weights of bfloat16.
+TEST_F(PretrainedFolder, MayHaveABufferInFloat32) {
+  const at::NoGradGuard no_grad;
+  write(config_, R"({"model_type": "deepseek_v3", "vocab_size": 20, "hidden_size": 16,
+      "intermediate_size": 24, "moe_intermediate_size": 8, "num_hidden_layers": 1,
+      "num_attention_heads": 2, "num_key_value_heads": 2, "first_k_dense_replace": 0,
+      "n_routed_experts": 4, "num_experts_per_tok": 1, "n_group": 2, "topk_group": 1,
+      "kv_lora_rank": 8, "q_lora_rank": null, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4,
+      "v_head_dim": 4})");
+  auto model = make_model(config_);
+  const auto bias_of = [](const Decoder& decoder) {
+    const auto block = decoder->stack->blocks.ptr()->ptr<TransformerBlockImpl>(0);
+    return block->feed_forward_module()->as<MixtureOfExperts>()->choice_bias;
+  };
+  bias_of(model).copy_(at::arange(4) * 0.001 + 1.0);  // all 1 in bfloat16
+  model->to(at::kBFloat16);
+  save_pretrained(model, folder_, config_);
+  EXPECT_EQ(read_weights(weights_)["model.layers.0.mlp.gate.e_score_correction_bias"].scalar_type(),
+            at::kFloat);
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    const auto loaded = load_pretrained(folder_, PretrainedOptions().dtype(dtype));
+    EXPECT_TRUE(bias_of(loaded).equal(bias_of(model)));
+  }
+  const auto loaded = load_pretrained(folder_);
+  EXPECT_EQ(loaded->parameters()[0].scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(bias_of(loaded).equal(bias_of(model)));
+}
+
 /// Older files have buffers of another dtype, which the model does not take.
 TEST_F(PretrainedFolder, MayHaveOtherDtypesInWhatIsLeftOut) {
   auto tensors = read_weights(weights_);
