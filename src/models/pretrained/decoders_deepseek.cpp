@@ -59,7 +59,8 @@ void read_groups(const Config& config, std::optional<int64_t> groups_otherwise,
   const auto candidates = best * (experts.expert_num() / groups);
   if (experts.top_k() > candidates) {
     config.refuse(kTopK,
-                  fmt::format("must be at most the experts of topk_group groups ({})", candidates));
+                  fmt::format("must be at most {}, the experts of topk_group of the n_group groups",
+                              candidates));
   }
   experts.group_num(groups).top_groups(best);
 }

@@ -170,7 +170,7 @@ TEST(BlockAttention, IsRefusedWhereItDoesNotFit) {
   DecoderOptions decoder(V, with_latent(latent_options().causal(false)), 1);
   EXPECT_TRUE(decoder.stack().block().causal());
   decoder.stack().block().causal(false);
-  EXPECT_ERROR("Decoder: attention causal must be true", Decoder(decoder));
+  EXPECT_ERROR("Decoder: attention causal must be true", Decoder(DecoderOptions(decoder)));
   TransformerBlock block(with_latent());
   EXPECT_ERROR(
       "LatentAttention: mask dtype (Float) must be Bool or an integer; it holds 0 alone: if 0 "

@@ -305,8 +305,9 @@ TEST_F(PretrainedFamily, DeepSeekIsRefusedWhereItDiffers) {
             "num_key_value_heads 8 must equal num_attention_heads (32)");
   EXPECT_EQ(error(kV3, R"("n_group": 7,)"), "n_routed_experts must be a multiple of n_group (7)");
   EXPECT_EQ(error(kV3, R"("topk_group": 9,)"), "topk_group 9 must be at most n_group (8)");
-  EXPECT_EQ(error(kV3, R"("topk_group": 1, "num_experts_per_tok": 33,)"),
-            "num_experts_per_tok 33 must be at most the experts of topk_group groups (32)");
+  EXPECT_EQ(
+      error(kV3, R"("topk_group": 1, "num_experts_per_tok": 33,)"),
+      "num_experts_per_tok 33 must be at most 32, the experts of topk_group of the n_group groups");
   EXPECT_EQ(error(kV3, R"("n_group": 256,)"),
             "n_group 256 must leave at least 2 experts for each group");
   EXPECT_EQ(error(kV3, R"("head_dim": 128,)"), "head_dim 128 must equal qk_rope_head_dim (64)");
