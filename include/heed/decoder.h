@@ -36,6 +36,8 @@ struct HEED_API DecoderOptions {
   /// Position embedding that is added to the token embeddings; none by default, as models with a
   /// rotary embedding want it.
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
+  /// Whether there is a norm after the sum of the embeddings, of the kind of the blocks' norms.
+  TORCH_ARG(bool, embedding_norm) = false;
   /// Factor on the token embeddings, finite and not 0, rounded to their dtype; Gemma's is sqrt(E).
   HEED_NUMBER_ARG(double, embedding_scale) = 1.0;
   /// Factor on the next token's scores, before the softcap; finite and not 0, and 1 without a head.
@@ -50,6 +52,9 @@ struct HEED_API DecoderOptions {
   /// Whether the head that computes the scores shares its weights with the token embedding. Press
   /// and Wolf 2017 (arXiv:1608.05859).
   TORCH_ARG(bool, tied_head) = true;
+  /// Whether each token has a bias that is added to its scores. It is a buffer, which is 0 at first
+  /// and which training does not change. False without a head.
+  TORCH_ARG(bool, score_bias) = false;
   /// Probability in [0, 1) of dropping an element of an embedding, in training mode.
   HEED_NUMBER_ARG(double, dropout) = 0.0;
 };
@@ -67,8 +72,8 @@ struct HEED_API DecoderOptions {
 /// @endcode
 ///
 /// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
-/// stack, an Encoder with causal attention; head, a Linear(E, V) without bias, unless it is tied or
-/// there is none.
+/// embedding_norm, if there is one; stack, an Encoder with causal attention; head, a Linear(E, V)
+/// without bias, unless it is tied or there is none. Buffer: score_bias [1, V], if there is one.
 class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -148,8 +153,10 @@ class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
   DecoderOptions options;
   torch::nn::Embedding token_embedding{nullptr};  ///< [V, E]
   PositionEmbedding position_embedding{nullptr};  ///< empty unless options.positions()
+  Norm embedding_norm{nullptr};                   ///< empty unless options.embedding_norm()
   Encoder stack{nullptr};                         ///< causal
   torch::nn::Linear head{nullptr};  ///< empty if options.tied_head() or without a head
+  at::Tensor score_bias;            ///< [1, V]; undefined unless options.score_bias()
 
  protected:
   HEED_DEFAULT_ARGS(1, TransformerInputs);
@@ -158,6 +165,7 @@ class HEED_API DecoderImpl : public Cloneable<DecoderImpl> {
   HEED_LOCAL at::Tensor embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions,
                               const detail::TiedWeight& weight) const;
   HEED_LOCAL detail::TiedWeight tied_weight() const;
+  HEED_LOCAL void check_whole_vocabulary() const;
   HEED_LOCAL at::Tensor plain_scores(const at::Tensor& x, const detail::TiedWeight& weight) const;
   HEED_LOCAL at::Tensor scores(const at::Tensor& x, const detail::TiedWeight& weight) const;
 };

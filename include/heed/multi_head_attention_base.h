@@ -54,6 +54,9 @@ struct MultiHeadAttentionOptionsBase {
   HEED_DERIVED_NUMBER_ARG(std::optional<int64_t>, value_head_dim) = std::nullopt;
   /// Whether fc_q, fc_k and fc_v add a bias.
   HEED_ARG(bool, input_bias) = true;
+  /// Whether fc_k has the bias of `input_bias`, which softmax cancels unless queries and keys are
+  /// changed further.
+  HEED_ARG(bool, key_bias) = true;
   /// Whether the output projection adds a bias.
   HEED_ARG(bool, output_bias) = true;
   /// Factor on the scores, not 0; 1 / sqrt(D) by default.

@@ -31,6 +31,12 @@ struct HEED_API PositionEmbeddingOptions {
   TORCH_ARG(PositionKind, kind) = PositionKind::sinusoidal;
   /// The number of positions of `learned`, which requires it.
   HEED_NUMBER_ARG(std::optional<int64_t>, max_length) = std::nullopt;
+  /// The row of position 0 of `learned`, of max_length rows: models whose padding once took the
+  /// first ones begin behind these.
+  HEED_NUMBER_ARG(int64_t, offset) = 0;
+  /// Whether the sines and cosines of `sinusoidal` alternate. If not, the first half of a vector
+  /// has the sines, and the second half the cosines, as in the paper's own program.
+  TORCH_ARG(bool, interleaved) = true;
 };
 
 /// Adds to every token's embedding a vector that depends on the token's position. For sinusoidal,

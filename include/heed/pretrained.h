@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <heed/decoder.h>
+#include <heed/encoder_decoder.h>
 #include <heed/image_encoder.h>
 #include <heed/pack_weights.h>
 #include <heed/task_heads.h>
@@ -36,8 +37,8 @@ struct HEED_API PretrainedOptions {
 };
 
 /// Makes the model that a folder in Hugging Face's format describes, with its weights, in
-/// evaluation mode. `Model` is Decoder, TextEncoder, ImageEncoder, SequenceClassifier,
-/// TokenClassifier or MaskedLanguageModel.
+/// evaluation mode. `Model` is Decoder, TextEncoder, ImageEncoder, EncoderDecoder,
+/// SequenceClassifier, TokenClassifier or MaskedLanguageModel.
 ///
 /// @code
 /// auto model = heed::load_pretrained("Llama-3.2-1B");
@@ -96,6 +97,8 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
 extern template HEED_API Decoder load_pretrained(const std::string&, const PretrainedOptions&);
 extern template HEED_API TextEncoder load_pretrained(const std::string&, const PretrainedOptions&);
 extern template HEED_API ImageEncoder load_pretrained(const std::string&, const PretrainedOptions&);
+extern template HEED_API EncoderDecoder load_pretrained(const std::string&,
+                                                        const PretrainedOptions&);
 extern template HEED_API SequenceClassifier load_pretrained(const std::string&,
                                                             const PretrainedOptions&);
 extern template HEED_API TokenClassifier load_pretrained(const std::string&,
@@ -105,6 +108,7 @@ extern template HEED_API MaskedLanguageModel load_pretrained(const std::string&,
 extern template HEED_API Decoder make_model(const std::string&);
 extern template HEED_API TextEncoder make_model(const std::string&);
 extern template HEED_API ImageEncoder make_model(const std::string&);
+extern template HEED_API EncoderDecoder make_model(const std::string&);
 extern template HEED_API SequenceClassifier make_model(const std::string&);
 extern template HEED_API TokenClassifier make_model(const std::string&);
 extern template HEED_API MaskedLanguageModel make_model(const std::string&);
@@ -113,6 +117,8 @@ extern template HEED_API void save_pretrained(const Decoder&, const std::string&
 extern template HEED_API void save_pretrained(const TextEncoder&, const std::string&,
                                               const std::string&);
 extern template HEED_API void save_pretrained(const ImageEncoder&, const std::string&,
+                                              const std::string&);
+extern template HEED_API void save_pretrained(const EncoderDecoder&, const std::string&,
                                               const std::string&);
 extern template HEED_API void save_pretrained(const SequenceClassifier&, const std::string&,
                                               const std::string&);

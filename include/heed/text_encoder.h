@@ -25,6 +25,11 @@ struct HEED_API TextEncoderOptions {
   /// The size of the embeddings, which a Linear projects to E after their norm. E by default, and
   /// then there is no projection. Clark et al. 2020 (arXiv:2003.10555).
   HEED_NUMBER_ARG(std::optional<int64_t>, embedding_dim) = std::nullopt;
+  /// Whether there is a token embedding. If not, `forward` takes embeddings [B, L, E] in place of
+  /// tokens: of a model that has them already, such as an EncoderDecoder.
+  TORCH_ARG(bool, token_embedding) = true;
+  /// Factor on the token embeddings, finite and not 0, rounded to their dtype.
+  HEED_NUMBER_ARG(double, embedding_scale) = 1.0;
   /// Position embedding that is added to the token embeddings; none by default.
   TORCH_ARG(std::optional<PositionEmbeddingOptions>, positions) = std::nullopt;
   /// A token that takes no position, as in RoBERTa: positions count the other tokens, from
@@ -51,7 +56,7 @@ struct HEED_API TextEncoderOptions {
 /// auto y = encoder->forward(tokens, padding);  // [B, L, E]
 /// @endcode
 ///
-/// Modules: token_embedding, an Embedding(V, E); position_embedding, if options.positions() is set;
+/// Modules: token_embedding, an Embedding(V, E), if there is one; position_embedding, if options.positions() is set;
 /// type_embedding, an Embedding(type_vocab_size, E), if there are types; embedding_norm, if there
 /// is one; stack, an Encoder. If options.embedding_dim() is another size than E, the embeddings
 /// have it, and embedding_projection is a Linear(embedding_dim, E).
@@ -68,7 +73,8 @@ class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
 
-  /// tokens [B, L], int64 in [0, V); inputs: a mask, or a TransformerInputs; types [B, L], int64 in
+  /// tokens [B, L], int64 in [0, V), or, without a token embedding, embeddings [B, L, E] before
+  /// embedding_scale; inputs: a mask, or a TransformerInputs; types [B, L], int64 in
   /// [0, type_vocab_size), all 0 by default. Returns [B, L, E].
   /// Throws c10::ValueError when a shape, dtype, device, token or type is invalid.
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {},
@@ -76,7 +82,7 @@ class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
 
   /// The options given at construction.
   TextEncoderOptions options;
-  torch::nn::Embedding token_embedding{nullptr};    ///< [V, E] or [V, options.embedding_dim()]
+  torch::nn::Embedding token_embedding{nullptr};    ///< [V, E] or [V, options.embedding_dim()]; may be empty
   PositionEmbedding position_embedding{nullptr};    ///< empty unless options.positions()
   torch::nn::Embedding type_embedding{nullptr};     ///< empty unless options.type_vocab_size()
   Norm embedding_norm{nullptr};                     ///< empty unless options.embedding_norm()
@@ -87,6 +93,7 @@ class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
   HEED_DEFAULT_ARGS(1, TransformerInputs, std::optional<at::Tensor>);
 
  private:
+  HEED_LOCAL void check_tokens(const at::Tensor& tokens) const;
   HEED_LOCAL void check_types(const at::Tensor& tokens,
                               const std::optional<at::Tensor>& types) const;
   HEED_LOCAL std::optional<at::Tensor> positions_of(const at::Tensor& tokens,

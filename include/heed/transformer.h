@@ -8,6 +8,7 @@
 #include <heed/mixture_of_experts.h>
 #include <heed/module.h>
 #include <heed/norm.h>
+#include <heed/relative_position_bias.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -310,6 +311,13 @@ struct HEED_API EncoderOptions {
   /// Whether there is a norm after the last block. By default, there is one with pre-norm and none
   /// with post-norm.
   TORCH_ARG(std::optional<bool>, final_norm) = std::nullopt;
+  /// A learned bias by distance, which is added to the scores of the self-attention; its head_num
+  /// must be that of every block. None by default. Raffel et al. 2020 (arXiv:1910.10683).
+  TORCH_ARG(std::optional<RelativePositionBiasOptions>, relative_bias) = std::nullopt;
+  /// Whether all blocks have one relative bias. If not, each has its own.
+  TORCH_ARG(bool, shared_relative_bias) = true;
+  /// Probability in [0, 1) of dropping an element of the stack's output, in training mode.
+  HEED_NUMBER_ARG(double, final_dropout) = 0.0;
   /// Whether, in training mode, the backward pass computes a block's intermediate tensors again, so
   /// that they need no memory until then. Chen et al. 2016 (arXiv:1604.06174).
   TORCH_ARG(bool, checkpointing) = false;
@@ -326,7 +334,8 @@ struct HEED_API EncoderOptions {
 ///
 /// Blocks with equal rotary embeddings share one.
 ///
-/// Modules: blocks, a ModuleList of TransformerBlock; final_norm, if there is one.
+/// Modules: blocks, a ModuleList of TransformerBlock; relative_biases, if there are any, a
+/// ModuleList of one RelativePositionBias, or of one for each block; final_norm, if there is one.
 ///
 /// The class is final: heed's modules call it in several ways, and would pass over some of those
 /// that a subclass overrides. Hold one in a module of your own instead.
@@ -388,11 +397,15 @@ class HEED_API EncoderImpl final : public Cloneable<EncoderImpl> {
 
   /// The options given at construction.
   EncoderOptions options;
-  torch::nn::ModuleList blocks{nullptr};  ///< num_layers of TransformerBlock
-  Norm final_norm{nullptr};               ///< empty if there is none
+  torch::nn::ModuleList blocks{nullptr};           ///< num_layers of TransformerBlock
+  torch::nn::ModuleList relative_biases{nullptr};  ///< empty unless options.relative_bias()
+  Norm final_norm{nullptr};                        ///< empty if there is none
 
  protected:
   HEED_DEFAULT_ARGS(1, TransformerInputs);
+
+ private:
+  HEED_LOCAL at::Tensor finished(const at::Tensor& x) const;
 };
 TORCH_MODULE(Encoder);
 

@@ -2,8 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/minimum.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tanh.h>
+#include <torch/nn/init.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +13,8 @@
 #include "core/plain.h"
 #include "core/to_device.h"
 #include "models/embedded_positions.h"
+#include "models/embedding_scale.h"
+#include "models/norm_options.h"
 #include "modules/caches/caches.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/embedding.h"
@@ -28,11 +30,6 @@ namespace heed {
 namespace {
 
 constexpr auto kDecoder = "Decoder";
-
-void check_factor(const char* name, double factor) {
-  HEED_CHECK(std::isfinite(factor) && factor != 0.0, "{}: {} ({}) must be finite and not 0",
-             kDecoder, name, factor);
-}
 
 /// The input of the head for x [B, L, E]. It is scaled in place of the scores, which have more
 /// elements; the head has no bias.
@@ -123,12 +120,14 @@ void DecoderImpl::reset() {
   detail::check_positive(kDecoder, "emb_dim", width);
   detail::check_probability(kDecoder, "dropout", options.dropout());
   check_causal(options.stack());
-  check_factor("embedding_scale", options.embedding_scale());
-  check_factor("scores_scale", options.scores_scale());
+  detail::check_factor(kDecoder, "embedding_scale", options.embedding_scale());
+  detail::check_factor(kDecoder, "scores_scale", options.scores_scale());
   const auto softcap = options.softcap();
   HEED_CHECK(options.scores_scale() == 1.0 || options.head(),
              "{}: scores_scale ({}) must not be given without a head", kDecoder,
              options.scores_scale());
+  HEED_CHECK(!options.score_bias() || options.head(),
+             "{}: score_bias must be false without a head", kDecoder);
   HEED_CHECK(!softcap || options.head(), "{}: softcap ({}) must not be given without a head",
              kDecoder, softcap.value_or(0.0));
   HEED_CHECK(!softcap || (std::isfinite(*softcap) && *softcap > 0.0),
@@ -141,9 +140,16 @@ void DecoderImpl::reset() {
                positions->emb_dim(), width);
     position_embedding = register_module("position_embedding", PositionEmbedding(*positions));
   }
+  if (options.embedding_norm()) {
+    embedding_norm =
+        register_module("embedding_norm", Norm(detail::norm_options(options.stack().block())));
+  }
   stack = register_module("stack", Encoder(options.stack()));
   if (options.head() && !options.tied_head()) {
     head = register_module("head", detail::make_linear(width, options.vocab_size(), false));
+  }
+  if (options.score_bias()) {
+    score_bias = register_buffer("score_bias", detail::empty_parameter({1, options.vocab_size()}));
   }
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
@@ -151,8 +157,10 @@ void DecoderImpl::reset() {
 void DecoderImpl::reset_parameters() {
   detail::initialize_embedding(*token_embedding);
   if (position_embedding) position_embedding->reset_parameters();
+  if (embedding_norm) embedding_norm->reset_parameters();
   stack->reset_parameters();
   if (head) detail::initialize_linears(*head);
+  if (score_bias.defined()) torch::nn::init::zeros_(score_bias);
 }
 
 void DecoderImpl::pretty_print(std::ostream& stream) const {
@@ -163,7 +171,9 @@ void DecoderImpl::pretty_print(std::ostream& stream) const {
   } else {
     printer.show("head", false);
   }
-  printer.option("embedding_scale", options.embedding_scale(), 1.0)
+  printer.option("score_bias", options.score_bias(), false)
+      .option("embedding_norm", options.embedding_norm(), false)
+      .option("embedding_scale", options.embedding_scale(), 1.0)
       .option("scores_scale", options.scores_scale(), 1.0)
       .option("softcap", options.softcap())
       .option("dropout", options.dropout(), 0.0);
@@ -171,11 +181,9 @@ void DecoderImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor DecoderImpl::embed(const at::Tensor& tokens, const std::optional<at::Tensor>& positions,
                               const detail::TiedWeight& weight) const {
-  auto x = weight.embed(tokens);
-  if (options.embedding_scale() != 1.0) {
-    x = x * at::scalar_tensor(options.embedding_scale(), x.options());
-  }
+  auto x = detail::scaled_embeddings(weight.embed(tokens), options.embedding_scale());
   if (position_embedding) x = position_embedding.ptr()->forward(x, positions);
+  if (embedding_norm) x = embedding_norm.ptr()->forward(x);
   return detail::drop_out(x, options.dropout(), is_training());
 }
 
@@ -188,9 +196,21 @@ at::Tensor DecoderImpl::plain_scores(const at::Tensor& x, const detail::TiedWeig
   return weight.scores(x);
 }
 
+/// A bias is not shared among processes.
+void DecoderImpl::check_whole_vocabulary() const {
+  const bool has_part = detail::sharing(*token_embedding).part().has_value() ||
+                        (head && detail::sharing(*head).part().has_value());
+  HEED_CHECK(!has_part, "{}: score_bias must be false where processes share the vocabulary",
+             kDecoder);
+}
+
 at::Tensor DecoderImpl::scores(const at::Tensor& x, const detail::TiedWeight& weight) const {
   if (!options.head()) return x;
-  const auto plain = plain_scores(head_input(x, options), weight);
+  auto plain = plain_scores(head_input(x, options), weight);
+  if (score_bias.defined()) {
+    check_whole_vocabulary();
+    plain = plain + score_bias;
+  }
   const auto& cap = options.softcap();
   return cap ? *cap * at::tanh(plain / *cap) : plain;
 }
@@ -208,14 +228,18 @@ at::Tensor DecoderImpl::loss(const at::Tensor& tokens, const at::Tensor& targets
   HEED_CHECK(options.head(), "{}: loss needs a head: DecoderOptions::head is false", kDecoder);
   check_tokens(tokens, token_embedding);
   check_loss(tokens, targets, loss_options, detail::vocabulary(token_embedding));
-  auto with_softcap = loss_options;
-  with_softcap.softcap(options.softcap());
+  auto own_options = loss_options;
+  own_options.softcap(options.softcap());
+  if (score_bias.defined()) {
+    check_whole_vocabulary();
+    own_options.bias(score_bias.flatten());
+  }
   const auto positions = detail::embedded_positions(tokens, inputs, stack);
   const auto weight = tied_weight();
   const auto x =
       head_input(stack.ptr()->forward(embed(tokens, positions, weight), inputs), options);
-  const auto loss = head ? detail::loss_of_head(head, x, targets, with_softcap)
-                         : weight.loss(x, targets, with_softcap);
+  const auto loss = head ? detail::loss_of_head(head, x, targets, own_options)
+                         : weight.loss(x, targets, own_options);
   return loss_options.reduction() == LossReduction::none ? loss.view_as(targets) : loss;
 }
 

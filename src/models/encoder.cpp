@@ -16,8 +16,10 @@
 #include "modules/attentions/cached_sizes.h"
 #include "modules/attentions/given_inputs.h"
 #include "modules/caches/caches.h"
+#include "modules/layers/drop_out.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
+#include "modules/module_checks.h"
 #include "modules/print.h"
 
 namespace heed {
@@ -33,18 +35,25 @@ TransformerBlockImpl& block_of(const torch::nn::ModuleList& blocks, size_t i) {
   return *blocks.ptr()->ptr<TransformerBlockImpl>(i);
 }
 
-/// The inputs of each block, made of a stack's: its projected memory, and the angles of its rotary
-/// embedding, which are computed once for all blocks that share it.
+RelativePositionBiasImpl& bias_of(const torch::nn::ModuleList& biases, size_t i) {
+  return *biases.ptr()->ptr<RelativePositionBiasImpl>(i);
+}
+
+/// The inputs of each block, made of a stack's: its projected memory, its relative bias, and the
+/// angles of its rotary embedding. Biases and angles are computed once for all blocks that share
+/// them.
 class BlockInputs {
  public:
   /// x [B, L, E] are the tokens; null with a cache, where blocks refuse positions.
-  BlockInputs(const torch::nn::ModuleList& blocks, const at::Tensor* x,
-              const TransformerInputs& inputs)
-      : blocks_(blocks), x_(x), inputs_(inputs), own_(inputs) {
+  BlockInputs(const EncoderImpl& stack, const at::Tensor* x, const TransformerInputs& inputs)
+      : blocks_(stack.blocks), biases_(stack.relative_biases), x_(x), inputs_(inputs), own_(inputs) {
+    const auto& blocks = stack.blocks;
     const auto size = inputs.projected_memory().size();
     HEED_CHECK(size == 0 || size == blocks->size(),
                "{}: projected_memory size ({}) must equal num_layers ({})", kEncoder, size,
                blocks->size());
+    HEED_CHECK(!biases_ || !inputs.relative_bias(),
+               "{}: relative_bias must be absent: the stack has its own", kEncoder);
     if (!inputs.rotary_angles()) return;
     size_t first = 0;
     while (first < blocks->size() && !detail::rotary_of(block_of(blocks, first))) ++first;
@@ -56,6 +65,7 @@ class BlockInputs {
   const TransformerInputs& of(size_t i) {
     const auto& memories = inputs_.projected_memory();
     if (!memories.empty()) own_.projected_memory({memories[i]});
+    if (biases_ && i < biases_->size()) own_.relative_bias(bias_of(biases_, i).relative().relative_bias);
     const bool gives_angles = inputs_.rotary_angles() || (x_ != nullptr && inputs_.positions());
     if (gives_angles) own_.rotary_angles(angles_of(block_of(blocks_, i)));
     return own_;
@@ -74,7 +84,7 @@ class BlockInputs {
     return angles;
   }
 
-  const torch::nn::ModuleList& blocks_;
+  const torch::nn::ModuleList &blocks_, &biases_;
   const at::Tensor* const x_;
   const TransformerInputs& inputs_;
   TransformerInputs own_;
@@ -86,8 +96,23 @@ const TransformerBlockOptions& first_of(const std::vector<TransformerBlockOption
   return blocks.front();
 }
 
+/// Throws if a relative bias does not fit the heads of a block.
+void check_relative_bias(const EncoderOptions& options, const TransformerBlockOptions& block) {
+  const auto& bias = options.relative_bias();
+  if (!bias) return;
+  HEED_CHECK(bias->head_num() == block.attention().head_num(),
+             "{}: relative_bias head_num ({}) must equal attention head_num ({})", kEncoder,
+             bias->head_num(), block.attention().head_num());
+  HEED_CHECK(bias->image_window().empty(),
+             "{}: relative_bias image_window must be empty: a stack has sequences", kEncoder);
+}
+
 void check_blocks(const EncoderOptions& options) {
   const auto& blocks = options.blocks();
+  detail::check_probability(kEncoder, "final_dropout", options.final_dropout());
+  HEED_CHECK(options.shared_relative_bias() || options.relative_bias(),
+             "{}: shared_relative_bias must be true without relative_bias", kEncoder);
+  check_relative_bias(options, options.block());
   detail::check_positive(kEncoder, "num_layers", options.num_layers());
   HEED_CHECK(options.num_layers() <= kMostLayers, "{}: num_layers ({}) must be at most {}",
              kEncoder, options.num_layers(), kMostLayers);
@@ -103,6 +128,7 @@ void check_blocks(const EncoderOptions& options) {
     HEED_CHECK(blocks[i].cross_attention() == first.cross_attention(),
                "{}: blocks[{}] cross_attention ({}) must equal block cross_attention ({})",
                kEncoder, i, blocks[i].cross_attention(), first.cross_attention());
+    check_relative_bias(options, blocks[i]);
   }
 }
 
@@ -194,6 +220,11 @@ void EncoderImpl::reset() {
     share_rotary(blocks);
   }
   const auto& block = options.block();
+  if (const auto& bias = options.relative_bias()) {
+    relative_biases = register_module("relative_biases", torch::nn::ModuleList());
+    const auto count = options.shared_relative_bias() ? 1 : options.num_layers();
+    for (int64_t i = 0; i < count; ++i) relative_biases->push_back(RelativePositionBias(*bias));
+  }
   if (options.final_norm().value_or(block.norm_placement() == NormPlacement::pre)) {
     final_norm = register_module("final_norm", Norm(detail::norm_options(block)));
   }
@@ -219,6 +250,8 @@ void EncoderImpl::reset_parameters() {
   for (size_t i = 0; i < blocks->size(); ++i) {
     initialize(block_of(blocks, i), residual_scale);
   }
+  const auto count = relative_biases ? relative_biases->size() : 0;
+  for (size_t i = 0; i < count; ++i) bias_of(relative_biases, i).reset_parameters();
   if (final_norm) final_norm->reset_parameters();
 }
 
@@ -226,7 +259,14 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
   detail::ModulePrinter(stream, kEncoder)
       .show("num_layers", options.num_layers())
       .option("final_norm", options.final_norm())
+      .option("shared_relative_bias", options.shared_relative_bias(), true)
+      .option("final_dropout", options.final_dropout(), 0.0)
       .option("checkpointing", options.checkpointing(), false);
+}
+
+at::Tensor EncoderImpl::finished(const at::Tensor& x) const {
+  const auto normed = final_norm ? final_norm.ptr()->forward(x) : x;
+  return detail::drop_out(normed, options.final_dropout(), is_training());
 }
 
 at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& inputs) {
@@ -235,15 +275,14 @@ at::Tensor EncoderImpl::forward(const at::Tensor& x, const TransformerInputs& in
              "{}: checkpointing must be false while a RoutingRecord exists: blocks are computed "
              "again in the backward pass, after the losses",
              kEncoder);
-  BlockInputs own(blocks, &x, inputs);
+  BlockInputs own(*this, &x, inputs);
   auto result = sharing(blocks).split_sequence(x);
   for (size_t i = 0; i < blocks->size(); ++i) {
     const auto block = blocks->ptr<TransformerBlockImpl>(i);
     result = checkpointing ? detail::forward_checkpointed(kEncoder, block, result, own.of(i))
                            : block->forward(result, own.of(i));
   }
-  result = sharing(blocks).join_sequence(result);
-  return final_norm ? final_norm->forward(result) : result;
+  return finished(sharing(blocks).join_sequence(result));
 }
 
 at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>& caches,
@@ -251,13 +290,14 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
                                        const TransformerInputs& inputs) const {
   HEED_CHECK(caches.size() == blocks->size(), "{}: caches size ({}) must equal num_layers ({})",
              kEncoder, caches.size(), blocks->size());
-  BlockInputs own(blocks, nullptr, inputs);
+  detail::check_no_dropout(kEncoder, "final_dropout", options.final_dropout(), is_training());
+  BlockInputs own(*this, nullptr, inputs);
   const detail::UndoOnError undo(caches);
   auto result = x;
   for (size_t i = 0; i < blocks->size(); ++i) {
     result = block_of(blocks, i).forward_cached(result, caches[i], counts, own.of(i));
   }
-  return final_norm ? final_norm.ptr()->forward(result) : result;
+  return finished(result);
 }
 
 at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer,
@@ -267,12 +307,13 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step, int
              "{}: first_layer ({}) must be at least 0 and leave num_layers ({}) of the cache's "
              "layers ({})",
              kEncoder, first_layer, count, layers);
-  BlockInputs own(blocks, nullptr, inputs);
+  detail::check_no_dropout(kEncoder, "final_dropout", options.final_dropout(), is_training());
+  BlockInputs own(*this, nullptr, inputs);
   auto result = x;
   for (int64_t i = 0; i < count; ++i) {
     result = block_of(blocks, i).forward_cached(result, step, first_layer + i, own.of(i));
   }
-  return final_norm ? final_norm.ptr()->forward(result) : result;
+  return finished(result);
 }
 
 PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
@@ -285,14 +326,13 @@ PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
 
 std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_weights(
     const at::Tensor& x, const TransformerInputs& inputs) const {
-  BlockInputs own(blocks, &x, inputs);
+  BlockInputs own(*this, &x, inputs);
   auto result = sharing(blocks).split_sequence(x);
   std::vector<AttentionWeights> weights(blocks->size());
   for (size_t i = 0; i < blocks->size(); ++i) {
     std::tie(result, weights[i]) = block_of(blocks, i).forward_with_weights(result, own.of(i));
   }
-  result = sharing(blocks).join_sequence(result);
-  return {final_norm ? final_norm.ptr()->forward(result) : result, std::move(weights)};
+  return {finished(sharing(blocks).join_sequence(result)), std::move(weights)};
 }
 
 std::vector<ProjectedMemory> EncoderImpl::project_memory(const at::Tensor& memory) const {

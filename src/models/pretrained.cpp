@@ -21,6 +21,7 @@
 #include "modules/layers/parameters.h"
 #include "weights/formats/atomic_file.h"
 #include "weights/formats/bytes.h"
+#include "weights/formats/equal_values.h"
 #include "weights/formats/libtorch_error.h"
 #include "weights/formats/other_files.h"
 #include "weights/formats/pytorch_dtypes.h"
@@ -90,10 +91,19 @@ struct Kind<MaskedLanguageModel> {
   static constexpr auto kEnd = "ForMaskedLM";
 };
 
+template <>
+struct Kind<EncoderDecoder> {
+  using Options = EncoderDecoderOptions;
+  static constexpr auto kName = "an EncoderDecoder";
+  static constexpr auto kTask = Task::own;
+  static constexpr auto kEnd = "";
+};
+
 std::string kind_of(const Blueprint& blueprint) {
   constexpr const char* kKinds[] = {Kind<Decoder>::kName,         Kind<TextEncoder>::kName,
                                     Kind<ImageEncoder>::kName,    Kind<SequenceClassifier>::kName,
-                                    Kind<TokenClassifier>::kName, Kind<MaskedLanguageModel>::kName};
+                                    Kind<TokenClassifier>::kName, Kind<MaskedLanguageModel>::kName,
+                                    Kind<EncoderDecoder>::kName};
   return kKinds[blueprint.options.index()];
 }
 
@@ -248,6 +258,18 @@ void untie_head(Blueprint& blueprint, const std::string& config, const FileEntri
   options.tied_head(false);
 }
 
+/// Makes the head of an EncoderDecoder tied or not, as the file has it.
+void fit_free_head(Blueprint& blueprint, const FileEntries& file) {
+  if (!blueprint.free_head) return;
+  const auto& [head, embedding] = *blueprint.free_head;
+  const auto own = file.tensors.find(file.packed.empty() ? head : "decoder.head.weight");
+  const auto shared = file.tensors.find(embedding);
+  const bool is_tied = own == file.tensors.end() ||
+                       (shared != file.tensors.end() &&
+                        detail::have_equal_values(own->second, shared->second));
+  std::get<EncoderDecoderOptions>(blueprint.options).decoder().tied_head(is_tied);
+}
+
 /// Advice for a file that does not fit a Decoder because it has no head; empty for others.
 std::string head_advice(Blueprint blueprint, const std::string& config, const FileEntries& file,
                         at::ScalarType dtype) {
@@ -289,7 +311,7 @@ at::ScalarType dtype_of(const Blueprint& blueprint, const std::string& config,
 
 /// The options of a module and its submodules as text, without those that only change training.
 std::string described(const torch::nn::Module& model) {
-  static const std::regex training("(, )?(feed_forward_dropout|dropout|checkpointing)=[^,)]*");
+  static const std::regex training("(, )?(feed_forward_dropout|final_dropout|dropout|checkpointing)=[^,)]*");
   std::ostringstream text;
   for (const auto& module : model.modules()) {
     module->pretty_print(text);
@@ -378,7 +400,7 @@ void write(const std::string& path, std::string_view text) {
 }
 
 /// The end of a saved model's architecture; empty if it stays. Takes the head out of the blueprint
-/// of a decoder without one.
+/// of a decoder without one, and ties a free head if the model's is tied.
 template <typename Model>
 std::string_view saved_end(const Model& model, Blueprint& blueprint) {
   if constexpr (std::is_same_v<Model, Decoder>) {
@@ -388,6 +410,10 @@ std::string_view saved_end(const Model& model, Blueprint& blueprint) {
       names = detail::without_prefix(names, blueprint.prefix);
       return "Model";
     }
+  }
+  if constexpr (std::is_same_v<Model, EncoderDecoder>) {
+    auto& decoder = std::get<EncoderDecoderOptions>(blueprint.options).decoder();
+    if (blueprint.free_head) decoder.tied_head(model->options.decoder().tied_head());
   }
   return Kind<Model>::kEnd;
 }
@@ -416,6 +442,7 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
       fit_head(blueprint, file, options.head());
       if (options.untie_head()) untie_head(blueprint, config, file);
     }
+    fit_free_head(blueprint, file);
     const auto dtype =
         options.dtype() ? *options.dtype() : dtype_of<Model>(blueprint, config, weights, file);
     const auto load =
@@ -470,18 +497,22 @@ void save_pretrained(const Model& model, const std::string& folder, const std::s
 template HEED_API Decoder load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API TextEncoder load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API ImageEncoder load_pretrained(const std::string&, const PretrainedOptions&);
+template HEED_API EncoderDecoder load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API SequenceClassifier load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API TokenClassifier load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API MaskedLanguageModel load_pretrained(const std::string&, const PretrainedOptions&);
 template HEED_API Decoder make_model(const std::string&);
 template HEED_API TextEncoder make_model(const std::string&);
 template HEED_API ImageEncoder make_model(const std::string&);
+template HEED_API EncoderDecoder make_model(const std::string&);
 template HEED_API SequenceClassifier make_model(const std::string&);
 template HEED_API TokenClassifier make_model(const std::string&);
 template HEED_API MaskedLanguageModel make_model(const std::string&);
 template HEED_API void save_pretrained(const Decoder&, const std::string&, const std::string&);
 template HEED_API void save_pretrained(const TextEncoder&, const std::string&, const std::string&);
 template HEED_API void save_pretrained(const ImageEncoder&, const std::string&, const std::string&);
+template HEED_API void save_pretrained(const EncoderDecoder&, const std::string&,
+                                       const std::string&);
 template HEED_API void save_pretrained(const SequenceClassifier&, const std::string&,
                                        const std::string&);
 template HEED_API void save_pretrained(const TokenClassifier&, const std::string&,

@@ -5,6 +5,7 @@
 
 #include "core/checks.h"
 #include "models/embedded_positions.h"
+#include "models/embedding_scale.h"
 #include "models/norm_options.h"
 #include "modules/layers/drop_out.h"
 #include "modules/layers/embedding.h"
@@ -38,13 +39,19 @@ void TextEncoderImpl::reset() {
   detail::check_positive(kTextEncoder, "embedding_dim", embedding_dim);
   detail::check_probability(kTextEncoder, "dropout", options.dropout());
   detail::check_not_negative(kTextEncoder, "type_vocab_size", options.type_vocab_size());
+  detail::check_factor(kTextEncoder, "embedding_scale", options.embedding_scale());
   if (const auto padding = options.padding_token()) {
     HEED_CHECK(*padding >= 0 && *padding < options.vocab_size(),
                "{}: padding_token ({}) must be at least 0 and below vocab_size ({})", kTextEncoder,
                *padding, options.vocab_size());
+    HEED_CHECK(options.token_embedding(),
+               "{}: padding_token ({}) must not be given without token_embedding", kTextEncoder,
+               *padding);
   }
-  token_embedding = register_module("token_embedding",
-                                    detail::make_embedding(options.vocab_size(), embedding_dim));
+  if (options.token_embedding()) {
+    token_embedding = register_module("token_embedding",
+                                      detail::make_embedding(options.vocab_size(), embedding_dim));
+  }
   if (const auto& positions = options.positions()) {
     HEED_CHECK(positions->emb_dim() == embedding_dim,
                "{}: positions emb_dim ({}) must equal {} ({})", kTextEncoder, positions->emb_dim(),
@@ -68,7 +75,7 @@ void TextEncoderImpl::reset() {
 }
 
 void TextEncoderImpl::reset_parameters() {
-  detail::initialize_embedding(*token_embedding);
+  if (token_embedding) detail::initialize_embedding(*token_embedding);
   if (position_embedding) position_embedding->reset_parameters();
   if (type_embedding) detail::initialize_embedding(*type_embedding);
   if (embedding_norm) embedding_norm->reset_parameters();
@@ -80,10 +87,26 @@ void TextEncoderImpl::pretty_print(std::ostream& stream) const {
   detail::ModulePrinter(stream, kTextEncoder)
       .show("vocab_size", options.vocab_size())
       .option("embedding_dim", options.embedding_dim())
+      .option("token_embedding", options.token_embedding(), true)
+      .option("embedding_scale", options.embedding_scale(), 1.0)
       .option("padding_token", options.padding_token())
       .option("type_vocab_size", options.type_vocab_size(), int64_t{0})
       .option("embedding_norm", options.embedding_norm(), false)
       .option("dropout", options.dropout(), 0.0);
+}
+
+void TextEncoderImpl::check_tokens(const at::Tensor& tokens) const {
+  if (token_embedding) {
+    detail::check_indices(kTextEncoder, "tokens", tokens, token_embedding->weight, "vocab_size",
+                          options.vocab_size());
+    return;
+  }
+  const auto width =
+      options.embedding_dim().value_or(options.stack().block().attention().emb_dim());
+  HEED_CHECK(tokens.defined() && tokens.dim() == 3 && tokens.size(2) == width &&
+                 tokens.is_floating_point(),
+             "{}: tokens must be embeddings [B, L, {}] without token_embedding; tokens {}",
+             kTextEncoder, width, tokens.defined() ? detail::shape(tokens) : "undefined");
 }
 
 void TextEncoderImpl::check_types(const at::Tensor& tokens,
@@ -92,8 +115,9 @@ void TextEncoderImpl::check_types(const at::Tensor& tokens,
   HEED_CHECK(type_embedding, "{}: types must be absent: type_vocab_size is 0", kTextEncoder);
   detail::check_indices(kTextEncoder, "types", *types, type_embedding->weight, "type_vocab_size",
                         options.type_vocab_size());
-  HEED_CHECK(types->sizes() == tokens.sizes(), "{}: types {} must have the sizes of tokens {}",
-             kTextEncoder, detail::shape(*types), detail::shape(tokens));
+  HEED_CHECK(types->sizes() == tokens.sizes().slice(0, 2),
+             "{}: types {} must have the sizes of tokens {}", kTextEncoder, detail::shape(*types),
+             detail::shape(tokens));
 }
 
 std::optional<at::Tensor> TextEncoderImpl::positions_of(const at::Tensor& tokens,
@@ -109,7 +133,8 @@ std::optional<at::Tensor> TextEncoderImpl::positions_of(const at::Tensor& tokens
 
 at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens, const TransformerInputs& inputs,
                                   const std::optional<at::Tensor>& types) const {
-  auto x = detail::embed(token_embedding, tokens);
+  auto x = token_embedding ? detail::embed(token_embedding, tokens) : tokens;
+  x = detail::scaled_embeddings(x, options.embedding_scale());
   if (type_embedding) {
     const auto& weight = type_embedding->weight;
     x = x + (types ? at::embedding(weight, *types) : weight[0]);
@@ -124,8 +149,7 @@ at::Tensor TextEncoderImpl::embed(const at::Tensor& tokens, const TransformerInp
 
 at::Tensor TextEncoderImpl::forward(const at::Tensor& tokens, const TransformerInputs& inputs,
                                     const std::optional<at::Tensor>& types) {
-  detail::check_indices(kTextEncoder, "tokens", tokens, token_embedding->weight, "vocab_size",
-                        options.vocab_size());
+  check_tokens(tokens);
   check_types(tokens, types);
   return stack->forward(embed(tokens, inputs, types), inputs);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/decoder.h>
+#include <heed/encoder_decoder.h>
 #include <heed/image_encoder.h>
 #include <heed/name_maps.h>
 #include <heed/task_heads.h>
@@ -29,16 +30,23 @@ struct ModelPart {
   NameMap names;           // of the model's weights in a folder of its own
 };
 
+/// The head of an EncoderDecoder that shares the embedding unless the file has other values for it,
+/// whatever config.json says.
+struct FreeHead {
+  std::string head, embedding;  // tensors of the file
+};
+
 /// A model as a config.json describes it.
 struct Blueprint {
   std::variant<DecoderOptions, TextEncoderOptions, ImageEncoderOptions, SequenceClassifierOptions,
-               TokenClassifierOptions, MaskedLanguageModelOptions>
+               TokenClassifierOptions, MaskedLanguageModelOptions, EncoderDecoderOptions>
       options;
   NameMap names;  // of the model's weights
   // The start of all names but the head's, which files of a decoder without a head lack.
   std::string prefix = "model.";
   std::string architecture = {};  // the first of architectures, such as "LlamaForCausalLM"
   std::optional<ModelPart> part = std::nullopt;  // none if the model is described alone
+  std::optional<FreeHead> free_head = std::nullopt;
 };
 
 /// Reads a config.json, whose model_type may be given if the file leaves it out. If the family has

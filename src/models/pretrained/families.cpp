@@ -19,6 +19,7 @@ namespace {
 
 const std::map<std::string, ReadFamily>& families() {
   static const std::map<std::string, ReadFamily> families = {
+      {"bart", read_bart},
       {"bert", read_bert},
       {"camembert", read_xlm_roberta},
       {"cohere2", read_cohere2},
@@ -35,9 +36,11 @@ const std::map<std::string, ReadFamily>& families() {
       {"gpt_neox", read_gpt_neox},
       {"granite", read_granite},
       {"llama", read_llama},
+      {"marian", read_marian},
       {"mistral", read_mistral},
       {"mixtral", read_mixtral},
       {"modernbert", read_modernbert},
+      {"mt5", read_mt5},
       {"olmo2", read_olmo2},
       {"olmo3", read_olmo3},
       {"olmoe", read_olmoe},
@@ -50,7 +53,10 @@ const std::map<std::string, ReadFamily>& families() {
       {"smollm3", read_smollm3},
       {"stablelm", read_stablelm},
       {"starcoder2", read_starcoder2},
+      {"t5", read_t5},
+      {"umt5", read_umt5},
       {"vit", read_vit},
+      {"whisper", read_whisper},
       {"xlm-roberta", read_xlm_roberta},
   };
   return families;
@@ -232,20 +238,20 @@ void refuse_quantized(const Config& config) {
 }
 
 /// Checks fields of any family that heed supports with one value, which makes no difference.
-void expect_plain_model(const Config& config) {
-  config.expect("is_encoder_decoder", {"false"});
+void expect_plain_model(const Config& config, bool is_encoder_decoder) {
+  config.expect("is_encoder_decoder", {is_encoder_decoder ? "true" : "false"});
   config.expect("per_layer_config", {"null", "{}"});
   config.expect("pruned_heads", {"{}"});
   config.expect("rope_interleaved", {"false"});
 }
 
 /// Reads the fields that any family may have.
-void read_any_family(const Config& config) {
+void read_any_family(const Config& config, bool is_encoder_decoder) {
   ignore_origin(config);
   ignore_tokens(config);
   ignore_generation(config);
   refuse_quantized(config);
-  expect_plain_model(config);
+  expect_plain_model(config, is_encoder_decoder);
 }
 
 }  // namespace
@@ -257,8 +263,9 @@ Blueprint read_blueprint(const std::string& config_path, Task task,
   auto blueprint = find_family(config)(config);
   blueprint.architecture = read_architecture(config);
   add_head(config, task, blueprint);
-  read_any_family(config);
-  if (blueprint.part) read_any_family(config.object(blueprint.part->field));
+  const bool is_pair = std::holds_alternative<EncoderDecoderOptions>(blueprint.options);
+  read_any_family(config, is_pair);
+  if (blueprint.part) read_any_family(config.object(blueprint.part->field), is_pair);
   config.check_all_read();
   return blueprint;
 }

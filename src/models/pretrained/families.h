@@ -41,5 +41,11 @@ Blueprint read_electra(const Config& config);
 Blueprint read_distilbert(const Config& config);
 Blueprint read_modernbert(const Config& config);
 Blueprint read_vit(const Config& config);
+Blueprint read_t5(const Config& config);
+Blueprint read_mt5(const Config& config);
+Blueprint read_umt5(const Config& config);
+Blueprint read_bart(const Config& config);
+Blueprint read_marian(const Config& config);
+Blueprint read_whisper(const Config& config);
 
 }  // namespace heed::detail

@@ -27,27 +27,35 @@ constexpr NamedActivation kActivations[] = {
     {"swish", Activation::silu, Activation::swiglu},
 };
 
-const NamedActivation& find_activation(const Config& config, const std::string& name,
-                                       const std::string& otherwise) {
-  const auto wanted = config.text(name, otherwise);
+const NamedActivation& find_activation(const Config& config, const std::string& field,
+                                       const std::string& wanted) {
   std::vector<const char*> names;
   for (const auto& known : kActivations) {
     if (known.name == wanted) return known;
     names.push_back(known.name);
   }
-  config.refuse(name, fmt::format("is not supported ({})", fmt::join(names, ", ")));
+  config.refuse(field, fmt::format("is not supported ({})", fmt::join(names, ", ")));
 }
 
 }  // namespace
 
 Activation read_activation(const Config& config, const std::string& name,
                            const std::string& otherwise) {
-  return find_activation(config, name, otherwise).plain;
+  return activation_of(config, name, config.text(name, otherwise));
 }
 
 Activation read_gated_activation(const Config& config, const std::string& name,
                                  const std::string& otherwise) {
-  return find_activation(config, name, otherwise).gated;
+  return gated_activation_of(config, name, config.text(name, otherwise));
+}
+
+Activation activation_of(const Config& config, const std::string& field, const std::string& name) {
+  return find_activation(config, field, name).plain;
+}
+
+Activation gated_activation_of(const Config& config, const std::string& field,
+                               const std::string& name) {
+  return find_activation(config, field, name).gated;
 }
 
 double read_norm_eps(const Config& config, const std::string& name, double otherwise) {

@@ -18,6 +18,14 @@ Activation read_activation(const Config& config, const std::string& name,
 Activation read_gated_activation(const Config& config, const std::string& name,
                                  const std::string& otherwise);
 
+/// The activation, or the gated activation, of a name that is the value of a field or made of it;
+/// an error names the field.
+/// @{
+Activation activation_of(const Config& config, const std::string& field, const std::string& name);
+Activation gated_activation_of(const Config& config, const std::string& field,
+                               const std::string& name);
+/// @}
+
 /// For each layer, whether layer_types says that its attention is local; `otherwise` if it does not
 /// say.
 std::vector<bool> read_local_layers(const Config& config, const std::vector<bool>& otherwise);

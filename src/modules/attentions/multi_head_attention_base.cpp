@@ -78,7 +78,8 @@ void MultiHeadAttentionImplBase<Derived, Options>::reset() {
   const bool bias = options.input_bias();
   const auto width = options.emb_dim();
   fc_q = linear("fc_q", width, Count(heads) * head_dim, bias);
-  fc_k = linear("fc_k", options.key_emb_dim().value_or(width), Count(groups) * head_dim, bias);
+  fc_k = linear("fc_k", options.key_emb_dim().value_or(width), Count(groups) * head_dim,
+                bias && options.key_bias());
   fc_v =
       linear("fc_v", options.value_emb_dim().value_or(width), Count(groups) * value_head_dim, bias);
   Name::output(static_cast<Derived&>(*this)) =
@@ -106,6 +107,7 @@ void MultiHeadAttentionImplBase<Derived, Options>::pretty_print(std::ostream& st
       .option("head_dim", options.head_dim())
       .option("value_head_dim", options.value_head_dim())
       .option("input_bias", options.input_bias(), true)
+      .option("key_bias", options.key_bias(), true)
       .option("output_bias", options.output_bias(), true)
       .option("scale", options.scale())
       .option("causal", options.causal(), false)

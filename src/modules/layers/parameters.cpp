@@ -70,4 +70,16 @@ torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t si
   return convolution;
 }
 
+torch::nn::Conv1d make_frame_convolution(int64_t channels, int64_t out, int64_t stride) {
+  constexpr int64_t kSize = 3;
+  check_memory("Conv1d", "weight", {out, channels, kSize}, at::kFloat);
+  const auto options = torch::nn::Conv1dOptions(channels, out, kSize).stride(stride).padding(1);
+  if (!UninitializedParameters::are_made()) return std::make_shared<torch::nn::Conv1dImpl>(options);
+  torch::nn::Conv1d convolution(torch::nn::Conv1dOptions(1, 1, kSize).stride(stride).padding(1));
+  convolution->options.in_channels(channels).out_channels(out);
+  convolution->weight.set_data(empty_parameter({out, channels, kSize}));
+  convolution->bias.set_data(empty_parameter({out}));
+  return convolution;
+}
+
 }  // namespace heed::detail

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/stack.h>
 
@@ -21,6 +22,11 @@ namespace {
 constexpr auto kPositionEmbedding = "PositionEmbedding";
 constexpr double kBase = 10000.0;
 
+/// The name of the number of positions in errors.
+const char* limit_name(const PositionEmbeddingOptions& options) {
+  return options.offset() == 0 ? "max_length" : "max_length - offset";
+}
+
 }  // namespace
 
 PositionEmbeddingImpl::PositionEmbeddingImpl(const PositionEmbeddingOptions& options)
@@ -34,12 +40,19 @@ void PositionEmbeddingImpl::reset() {
   if (options.kind() == PositionKind::sinusoidal) {
     HEED_CHECK(width % 2 == 0, "{}: emb_dim ({}) must be even for sinusoidal positions",
                kPositionEmbedding, width);
+    HEED_CHECK(options.offset() == 0, "{}: offset ({}) must be 0 for sinusoidal positions",
+               kPositionEmbedding, options.offset());
     return;
   }
+  HEED_CHECK(options.interleaved(), "{}: interleaved must be true for learned positions",
+             kPositionEmbedding);
   HEED_CHECK(options.max_length(), "{}: max_length must be given for learned positions",
              kPositionEmbedding);
   const auto length = options.max_length().value_or(0);
   detail::check_positive(kPositionEmbedding, "max_length", length);
+  HEED_CHECK(options.offset() >= 0 && options.offset() < length,
+             "{}: offset ({}) must be at least 0 and below max_length ({})", kPositionEmbedding,
+             options.offset(), length);
   weight = register_parameter("weight", detail::empty_parameter({length, width}));
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
@@ -52,11 +65,13 @@ void PositionEmbeddingImpl::pretty_print(std::ostream& stream) const {
   detail::ModulePrinter(stream, kPositionEmbedding)
       .show("emb_dim", options.emb_dim())
       .show("kind", weight.defined() ? "learned" : "sinusoidal")
-      .option("max_length", options.max_length());
+      .option("max_length", options.max_length())
+      .option("offset", options.offset(), int64_t{0})
+      .option("interleaved", options.interleaved(), true);
 }
 
 at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::ScalarType dtype) const {
-  if (weight.defined()) return at::embedding(weight, positions.to(at::kLong));
+  if (weight.defined()) return at::embedding(weight, positions.to(at::kLong) + options.offset());
   const auto precise = detail::compute_dtype(dtype);
   const auto real = at::device(positions.device()).dtype(at::kDouble);
   const auto exponents = at::arange(0, options.emb_dim(), 2, real) *
@@ -64,7 +79,8 @@ at::Tensor PositionEmbeddingImpl::vectors(const at::Tensor& positions, at::Scala
   // Angles are float64, because for distant positions they are large and their fractions matter.
   const auto angles = positions.to(at::kDouble).unsqueeze(-1) * exponents.exp();
   const auto [cos, sin] = detail::cos_and_sin(angles);
-  return at::stack({sin.to(precise), cos.to(precise)}, -1).flatten(-2).to(dtype);
+  const auto waves = {sin.to(precise), cos.to(precise)};
+  return (options.interleaved() ? at::stack(waves, -1).flatten(-2) : at::cat(waves, -1)).to(dtype);
 }
 
 std::shared_ptr<torch::nn::Module> PositionEmbeddingImpl::clone(
@@ -81,11 +97,11 @@ at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
   HEED_CHECK(x.is_floating_point(), "{}: x dtype ({}) must be floating", kPositionEmbedding,
              c10::toString(x.scalar_type()));
   if (weight.defined()) detail::check_module_dtype(kPositionEmbedding, "x", x, weight);
-  const auto limit = weight.defined() ? weight.size(0) : 0;
+  const auto limit = weight.defined() ? weight.size(0) - options.offset() : 0;
   if (!positions) {
     HEED_CHECK(!weight.defined() || x.size(1) <= limit,
-               "{}: x dim 1 ({}) must be at most max_length ({}); x {}", kPositionEmbedding,
-               x.size(1), limit, detail::shape(x));
+               "{}: x dim 1 ({}) must be at most {} ({}); x {}", kPositionEmbedding, x.size(1),
+               limit_name(options), limit, detail::shape(x));
     const auto counted = at::arange(x.size(1), at::device(x.device()).dtype(at::kLong));
     return x + vectors(counted, x.scalar_type());
   }
@@ -96,7 +112,7 @@ at::Tensor PositionEmbeddingImpl::forward(const at::Tensor& x,
              x.size(0), x.size(1), detail::shape(*positions));
   detail::check_same_device(kPositionEmbedding, "positions", *positions, "x", x);
   if (weight.defined()) {
-    detail::check_range(kPositionEmbedding, "positions", *positions, "max_length", limit);
+    detail::check_range(kPositionEmbedding, "positions", *positions, limit_name(options), limit);
   }
   return x + vectors(*positions, x.scalar_type());
 }
