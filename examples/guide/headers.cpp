@@ -557,6 +557,39 @@ void token_classifier() {
   auto scores = model->forward(torch::randint(100, {2, 10}));  // [B, L, C]
 }
 
+void encoder_decoder() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  auto encoder = heed::TextEncoderOptions(/*vocab_size=*/100, stack)
+                     .token_embedding(false)  // that of the decoder
+                     .positions(heed::PositionEmbeddingOptions(64));
+  auto decoder =
+      heed::DecoderOptions(/*vocab_size=*/100, stack).positions(heed::PositionEmbeddingOptions(64));
+  heed::EncoderDecoder model(heed::EncoderDecoderOptions(encoder, decoder));
+  auto source = torch::randint(100, {2, 12});  // [B, S]
+  auto target = torch::randint(100, {2, 10});  // [B, L]
+  auto padding = heed::padding_mask(torch::tensor({12, 7}), 12);
+  auto scores = model->forward(source, target, padding);  // [B, L, V]
+
+  model->eval();
+  auto inputs = heed::TransformerInputs()
+                    .projected_memory(model->project_memory(model->encode(source, padding)))
+                    .memory_mask(padding);
+  auto caches = model->make_caches(/*batch=*/2, /*capacity=*/20);
+  auto tokens = torch::zeros({2, 1}, torch::kLong);  // the token that every target begins with
+  for (int i = 0; i < 20; ++i) {
+    auto next = model->forward_cached(tokens, caches, {}, inputs);  // [B, 1, V]
+    tokens = next.argmax(2);
+  }
+}
+
+void frame_encoder() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  heed::FrameEncoder encoder(heed::FrameEncoderOptions(/*mels=*/80, /*positions=*/50, stack));
+  auto y = encoder->forward(torch::randn({2, 80, 100}));  // [B, mels, T] -> [B, T / 2, E]
+}
+
 void masked_language_model() {
   heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
   heed::EncoderOptions stack(attention, /*num_layers=*/2);
@@ -596,7 +629,8 @@ void run_all() {
       projected_memory, qk_norm, relative_position_bias, residual_attention, rotary_embedding,
       sampling, scaled_dot_product_attention, self_attention, transformer_block, transformer_inputs,
       encoder, text_encoder, head_transform, sequence_classifier, token_classifier,
-      masked_language_model, pool_tokens, image_encoder, load_weights);
+      masked_language_model, encoder_decoder, frame_encoder, pool_tokens, image_encoder,
+      load_weights);
 }
 
 }  // namespace header

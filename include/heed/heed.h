@@ -15,7 +15,9 @@
 #include <heed/cost.h>
 #include <heed/decoder.h>
 #include <heed/differential_attention.h>
+#include <heed/encoder_decoder.h>
 #include <heed/feed_forward.h>
+#include <heed/frame_encoder.h>
 #include <heed/fused_adamw.h>
 #include <heed/grad_scaler.h>
 #include <heed/group_query_attention.h>

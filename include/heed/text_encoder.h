@@ -56,10 +56,10 @@ struct HEED_API TextEncoderOptions {
 /// auto y = encoder->forward(tokens, padding);  // [B, L, E]
 /// @endcode
 ///
-/// Modules: token_embedding, an Embedding(V, E), if there is one; position_embedding, if options.positions() is set;
-/// type_embedding, an Embedding(type_vocab_size, E), if there are types; embedding_norm, if there
-/// is one; stack, an Encoder. If options.embedding_dim() is another size than E, the embeddings
-/// have it, and embedding_projection is a Linear(embedding_dim, E).
+/// Modules: token_embedding, an Embedding(V, E), if there is one; position_embedding, if
+/// options.positions() is set; type_embedding, an Embedding(type_vocab_size, E), if there are
+/// types; embedding_norm, if there is one; stack, an Encoder. If options.embedding_dim() is another
+/// size than E, the embeddings have it, and embedding_projection is a Linear(embedding_dim, E).
 class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -82,7 +82,8 @@ class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
 
   /// The options given at construction.
   TextEncoderOptions options;
-  torch::nn::Embedding token_embedding{nullptr};    ///< [V, E] or [V, options.embedding_dim()]; may be empty
+  torch::nn::Embedding token_embedding{
+      nullptr};  ///< [V, E] or [V, options.embedding_dim()]; may be empty
   PositionEmbedding position_embedding{nullptr};    ///< empty unless options.positions()
   torch::nn::Embedding type_embedding{nullptr};     ///< empty unless options.type_vocab_size()
   Norm embedding_norm{nullptr};                     ///< empty unless options.embedding_norm()

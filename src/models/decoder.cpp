@@ -126,8 +126,8 @@ void DecoderImpl::reset() {
   HEED_CHECK(options.scores_scale() == 1.0 || options.head(),
              "{}: scores_scale ({}) must not be given without a head", kDecoder,
              options.scores_scale());
-  HEED_CHECK(!options.score_bias() || options.head(),
-             "{}: score_bias must be false without a head", kDecoder);
+  HEED_CHECK(!options.score_bias() || options.head(), "{}: score_bias must be false without a head",
+             kDecoder);
   HEED_CHECK(!softcap || options.head(), "{}: softcap ({}) must not be given without a head",
              kDecoder, softcap.value_or(0.0));
   HEED_CHECK(!softcap || (std::isfinite(*softcap) && *softcap > 0.0),

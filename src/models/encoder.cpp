@@ -46,7 +46,11 @@ class BlockInputs {
  public:
   /// x [B, L, E] are the tokens; null with a cache, where blocks refuse positions.
   BlockInputs(const EncoderImpl& stack, const at::Tensor* x, const TransformerInputs& inputs)
-      : blocks_(stack.blocks), biases_(stack.relative_biases), x_(x), inputs_(inputs), own_(inputs) {
+      : blocks_(stack.blocks),
+        biases_(stack.relative_biases),
+        x_(x),
+        inputs_(inputs),
+        own_(inputs) {
     const auto& blocks = stack.blocks;
     const auto size = inputs.projected_memory().size();
     HEED_CHECK(size == 0 || size == blocks->size(),
@@ -65,7 +69,8 @@ class BlockInputs {
   const TransformerInputs& of(size_t i) {
     const auto& memories = inputs_.projected_memory();
     if (!memories.empty()) own_.projected_memory({memories[i]});
-    if (biases_ && i < biases_->size()) own_.relative_bias(bias_of(biases_, i).relative().relative_bias);
+    if (biases_ && i < biases_->size())
+      own_.relative_bias(bias_of(biases_, i).relative().relative_bias);
     const bool gives_angles = inputs_.rotary_angles() || (x_ != nullptr && inputs_.positions());
     if (gives_angles) own_.rotary_angles(angles_of(block_of(blocks_, i)));
     return own_;

@@ -31,16 +31,16 @@ void FrameEncoderImpl::reset() {
       "first_convolution", detail::make_frame_convolution(options.mels(), width, /*stride=*/1));
   second_convolution = register_module("second_convolution",
                                        detail::make_frame_convolution(width, width, /*stride=*/2));
-  position_embedding =
-      register_module("position_embedding", PositionEmbedding(PositionEmbeddingOptions(width)
-                                                                  .kind(PositionKind::learned)
-                                                                  .max_length(options.positions())));
+  position_embedding = register_module("position_embedding",
+                                       PositionEmbedding(PositionEmbeddingOptions(width)
+                                                             .kind(PositionKind::learned)
+                                                             .max_length(options.positions())));
   stack = register_module("stack", Encoder(options.stack()));
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
 
 void FrameEncoderImpl::reset_parameters() {
-  for (const auto& convolution : {first_convolution, second_convolution}) {
+  for (auto convolution : {first_convolution, second_convolution}) {
     detail::draw_initial(convolution->weight);
     torch::nn::init::zeros_(convolution->bias);
   }

@@ -264,9 +264,9 @@ void fit_free_head(Blueprint& blueprint, const FileEntries& file) {
   const auto& [head, embedding] = *blueprint.free_head;
   const auto own = file.tensors.find(file.packed.empty() ? head : "decoder.head.weight");
   const auto shared = file.tensors.find(embedding);
-  const bool is_tied = own == file.tensors.end() ||
-                       (shared != file.tensors.end() &&
-                        detail::have_equal_values(own->second, shared->second));
+  const bool is_tied =
+      own == file.tensors.end() ||
+      (shared != file.tensors.end() && detail::have_equal_values(own->second, shared->second));
   std::get<EncoderDecoderOptions>(blueprint.options).decoder().tied_head(is_tied);
 }
 
@@ -311,7 +311,8 @@ at::ScalarType dtype_of(const Blueprint& blueprint, const std::string& config,
 
 /// The options of a module and its submodules as text, without those that only change training.
 std::string described(const torch::nn::Module& model) {
-  static const std::regex training("(, )?(feed_forward_dropout|final_dropout|dropout|checkpointing)=[^,)]*");
+  static const std::regex training(
+      "(, )?(feed_forward_dropout|final_dropout|dropout|checkpointing)=[^,)]*");
   std::ostringstream text;
   for (const auto& module : model.modules()) {
     module->pretty_print(text);

@@ -71,6 +71,11 @@ else()
   if(failed)
     message(FATAL_ERROR "pretrained_heads.py failed: ${failed}")
   endif()
+  execute_process(COMMAND "${PYTHON}" "${ENCODER_DECODERS}" write
+    "${OUT}/pretrained/encoder_decoders" RESULT_VARIABLE failed OUTPUT_QUIET)
+  if(failed)
+    message(FATAL_ERROR "encoder_decoders.py failed: ${failed}")
+  endif()
 endif()
 
 execute_process(COMMAND "${PYTHON}" -c "import safetensors" RESULT_VARIABLE no_safetensors

@@ -445,7 +445,7 @@ OUT_OF_RANGE = [{"hidden_size": 0}, {"hidden_size": -64}, {"num_hidden_layers": 
 # Published under the names of models that load_pretrained reads, but other models.
 OTHER_MODELS = [{"model_type": name} for name in (
     "dbrx", "granitemoe", "phimoe", "gpt_oss", "deepseek_v32", "llama4",
-    "gemma3n", "t5", "no such model", "", 5, None, DELETED)]
+    "gemma3n", "t5gemma", "no such model", "", 5, None, DELETED)]
 CONTRADICTIONS = {  # the weights have other shapes, or others are needed
     "llama-plain": [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"head_dim": 8},
                     {"attention_bias": True}, {"mlp_bias": True}],

@@ -119,16 +119,18 @@ class Case:
     """A folder of a model, in whose folder `mutations` the changes are written."""
 
     def __init__(self, name: str, folder: Path, auto: type, scores: torch.Tensor,
-                 compute: Callable[[torch.nn.Module], torch.Tensor]):
+                 compute: Callable[[torch.nn.Module], torch.Tensor], changes: tuple):
         self.folder, self.auto, self.scores, self.compute = folder, auto, scores, compute
         self.config = json.loads((folder / "config.json").read_text())
         self.lines, self.tensors = [], {}
         self.keys = self.loading_info(folder)[1]
-        for change in refused(name, self.config):
+        of_refused, of_misfits, of_evaluated = changes or (
+            refused(name, self.config), misfits(name, self.config), evaluated(name, self.config))
+        for change in of_refused:
             self.add("refused", change, self.write_folder(change))
-        for change in misfits(name, self.config):
+        for change in of_misfits:
             self.add("misfit", change, self.write_folder(change))
-        for change in evaluated(name, self.config):
+        for change in of_evaluated:
             place = self.write_folder(change)
             self.add(self.outcome(place), change, place)
 
@@ -175,9 +177,11 @@ class Case:
 
 
 def write(name: str, folder: Path, auto: type, scores: torch.Tensor,
-          compute: Callable[[torch.nn.Module], torch.Tensor]) -> set:
-    """scores are what `compute` returns before a change. Returns the fields that change them."""
-    case = Case(name, folder, auto, scores, compute)
+          compute: Callable[[torch.nn.Module], torch.Tensor], changes: tuple = ()) -> set:
+    """scores are what `compute` returns before a change. `changes` are those that are refused, that
+    contradict the weights, and that Python evaluates; by default those of the name. Returns the fields
+    that change the scores."""
+    case = Case(name, folder, auto, scores, compute, changes)
     if case.lines:
         (folder / "mutations" / "mutations.txt").write_text("".join(case.lines))
         torch.save(case.tensors, folder / "mutations" / "mutations.pt")

@@ -116,6 +116,16 @@ void visit_models(const Visit& visit) {
   visit("TextEncoder", TextEncoder(text), tokens, kPadded);
   visit("ImageEncoder", ImageEncoder(ImageEncoderOptions(8, 4, EncoderOptions(plain, 2))),
         uniform({B, 3, 8, 8}, at::kFloat), kSelf);
+  const auto bias = RelativePositionBiasOptions(H).buckets(8).max_distance(9);
+  const auto biased = EncoderOptions(plain, 2).relative_bias(bias).shared_relative_bias(false);
+  visit("relative biases", Encoder(biased), x, kPadded);
+  const EncoderDecoderOptions pair(
+      TextEncoderOptions(V, EncoderOptions(plain, 2)).token_embedding(false).embedding_scale(2.0),
+      DecoderOptions(V, plain, 2).score_bias(true).embedding_norm(true));
+  visit("EncoderDecoder", EncoderDecoder(pair), tokens,
+        [](auto& model, const at::Tensor& source) { return model(source, source); });
+  visit("FrameEncoder", FrameEncoder(FrameEncoderOptions(4, 3, EncoderOptions(plain, 2))),
+        uniform({B, 4, 5}, at::kFloat), kSelf);
   visit("learned positions", Decoder(DecoderOptions(V, plain, 2).positions(learned)), tokens,
         kSelf);
 }

@@ -104,11 +104,10 @@ Blueprint read_bart(const Config& config) {
   const auto width = config.size("d_model", defaults.d_model);
   const auto encoder = read_bart_stack(config, "encoder", width, defaults, false, true);
   const auto decoder = read_bart_stack(config, "decoder", width, defaults, false, true);
-  const auto positions =
-      PositionEmbeddingOptions(width)
-          .kind(PositionKind::learned)
-          .max_length(config.size("max_position_embeddings", 1024) + kOffset)
-          .offset(kOffset);
+  const auto positions = PositionEmbeddingOptions(width)
+                             .kind(PositionKind::learned)
+                             .max_length(config.size("max_position_embeddings", 1024) + kOffset)
+                             .offset(kOffset);
   read_bart_frame(config, encoder);
   config.expect("normalize_embedding", {"true"});
   config.expect("static_position_embeddings", {"false"});

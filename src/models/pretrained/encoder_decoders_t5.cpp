@@ -136,8 +136,8 @@ Blueprint read_t5_like(const Config& config, const T5Like& family) {
                           : num_layers;
   auto bias = read_bias(config, heads);
   const auto encoder = t5_stack(block, num_layers, family.shared_bias, bias);
-  const auto decoder = t5_stack(block.cross_attention(true), layers, family.shared_bias,
-                                bias.bidirectional(false));
+  const auto decoder =
+      t5_stack(block.cross_attention(true), layers, family.shared_bias, bias.bidirectional(false));
   const auto vocab_size = config.size("vocab_size", family.vocab_size);
   const bool tied = config.boolean("tie_word_embeddings", true);
   const bool scaled = are_scores_scaled(config, family, tied);
