@@ -203,7 +203,7 @@ def changes_of(config: dict) -> tuple:
                      {"scale_embedding": not config["scale_embedding"]}]
         if kind == "marian":
             evaluated += [{"max_position_embeddings": 77}]
-    sizes = {"vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers", "model_type",
+    sizes = {"pad_token_id", "vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers", "model_type",
              "num_decoder_layers", "relative_attention_num_buckets"}
     evaluated += [{key: DELETED} for key in config if key not in sizes]
     return refused, misfit, evaluated

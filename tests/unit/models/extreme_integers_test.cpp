@@ -178,6 +178,9 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
   });
   try_numbers("TokenClassifier", 1,
               [&](const auto& n) { TokenClassifier(TokenClassifierOptions(encoder, n[0])); });
+  try_numbers("FrameEncoder", 2, [&](const auto& n) {
+    FrameEncoder(FrameEncoderOptions(n[0], n[1], EncoderOptions(block, 1)));
+  });
   try_numbers("ImageEncoder", 3, [&](const auto& n) {
     ImageEncoder(ImageEncoderOptions(n[0], n[1], EncoderOptions(block, 1)).channels(n[2]));
   });

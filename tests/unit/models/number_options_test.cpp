@@ -5,6 +5,7 @@
 #include <heed/decoder.h>
 #include <heed/differential_attention.h>
 #include <heed/feed_forward.h>
+#include <heed/frame_encoder.h>
 #include <heed/grad_scaler.h>
 #include <heed/group_query_attention.h>
 #include <heed/image_encoder.h>
@@ -83,7 +84,8 @@ TEST(NumberOptions, OfLayersAndCachesTakeNoBool) {
                                             HEED_OPTION(z_loss), HEED_OPTION(softcap));
   expect_numbers<NormOptions>(HEED_OPTION(dim), HEED_OPTION(eps));
   expect_numbers<QkNormOptions>(HEED_OPTION(eps));
-  expect_numbers<PositionEmbeddingOptions>(HEED_OPTION(emb_dim), HEED_OPTION(max_length));
+  expect_numbers<PositionEmbeddingOptions>(HEED_OPTION(emb_dim), HEED_OPTION(max_length),
+                                           HEED_OPTION(offset));
   expect_numbers<LinearScaling>(HEED_OPTION(factor));
   expect_numbers<NtkScaling>(HEED_OPTION(factor), HEED_OPTION(original_length));
   expect_numbers<YarnScaling>(HEED_OPTION(factor), HEED_OPTION(original_length),
@@ -107,7 +109,9 @@ TEST(NumberOptions, OfModelsTakeNoBool) {
   expect_numbers<DecoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(embedding_scale),
                                  HEED_OPTION(scores_scale), HEED_OPTION(softcap),
                                  HEED_OPTION(dropout));
-  expect_numbers<EncoderOptions>(HEED_OPTION(num_layers));
+  expect_numbers<EncoderOptions>(HEED_OPTION(num_layers), HEED_OPTION(final_dropout));
+  expect_numbers<FrameEncoderOptions>(HEED_OPTION(mels), HEED_OPTION(positions),
+                                      HEED_OPTION(dropout));
   expect_numbers<GradScalerOptions>(HEED_OPTION(init_scale), HEED_OPTION(growth_factor),
                                     HEED_OPTION(backoff_factor), HEED_OPTION(growth_interval));
   expect_numbers<HeadTransformOptions>(HEED_OPTION(emb_dim), HEED_OPTION(dropout));
@@ -121,8 +125,8 @@ TEST(NumberOptions, OfModelsTakeNoBool) {
                                   HEED_OPTION(presence_penalty), HEED_OPTION(frequency_penalty),
                                   HEED_OPTION(no_repeat_ngram_size), HEED_OPTION(min_new_tokens));
   expect_numbers<TextEncoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(embedding_dim),
-                                     HEED_OPTION(padding_token), HEED_OPTION(type_vocab_size),
-                                     HEED_OPTION(dropout));
+                                     HEED_OPTION(embedding_scale), HEED_OPTION(padding_token),
+                                     HEED_OPTION(type_vocab_size), HEED_OPTION(dropout));
   expect_numbers<TransformerBlockOptions>(HEED_OPTION(norm_eps), HEED_OPTION(residual_scale),
                                           HEED_OPTION(dropout), HEED_OPTION(feed_forward_dropout));
 }
@@ -160,6 +164,7 @@ TEST(NumberOptions, TakeNoBoolInConstructors) {
   static_assert(!kMade<DecoderOptions, bool, EncoderOptions>);
   static_assert(!kMade<TextEncoderOptions, bool, EncoderOptions>);
   static_assert(!kMade<ImageEncoderOptions, int, bool, EncoderOptions>);
+  static_assert(!kMade<FrameEncoderOptions, int, bool, EncoderOptions>);
   // Nor where an option converts from a number.
   static_assert(!std::is_convertible_v<bool, std::optional<RotaryEmbeddingOptions>>);
   static_assert(!std::is_convertible_v<bool, FeedForwardOptions>);
