@@ -80,6 +80,9 @@ def make(name: str, config: hf.PreTrainedConfig) -> torch.nn.Module:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name == "final_logits_bias":
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
+        for module in model.modules():  # tables of sinusoidal positions are in no file
+            if hasattr(module, "create_weight"):
+                module.weight.copy_(module.create_weight())
         if name in UNTIED:
             model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn_like(model.lm_head.weight))
     return model

@@ -6,6 +6,7 @@
 
 #include "models/pretrained/families.h"
 #include "models/pretrained/fields.h"
+#include "modules/layers/activation.h"
 
 namespace heed::detail {
 
@@ -39,10 +40,13 @@ void rename_t5_blocks(NameMap& names, const std::string& part, const EncoderOpti
     attention("SelfAttention", "attention");
     if (stack.block().cross_attention()) attention("EncDecAttention", "cross_attention");
     const auto place = fmt::format("{}{}.", theirs, layer);
+    if (is_gated(stack.block().feed_forward().activation())) {
+      names.rename(place + "DenseReluDense.wi_0", ours + "feed_forward.fc_gate")
+          .rename(place + "DenseReluDense.wi_1", ours + "feed_forward.fc_in");
+    } else {
+      names.rename(place + "DenseReluDense.wi", ours + "feed_forward.fc_in");
+    }
     names.rename(place + "layer_norm", ours + "feed_forward_norm")
-        .rename(place + "DenseReluDense.wi", ours + "feed_forward.fc_in")
-        .rename(place + "DenseReluDense.wi_0", ours + "feed_forward.fc_gate")
-        .rename(place + "DenseReluDense.wi_1", ours + "feed_forward.fc_in")
         .rename(place + "DenseReluDense.wo", ours + "feed_forward.fc_out");
   }
   names.rename(part + ".final_layer_norm", part + ".stack.final_norm");
