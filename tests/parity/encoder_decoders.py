@@ -95,7 +95,9 @@ def auto_class(name: str) -> type:
 def draw_target(model: torch.nn.Module, batch: int) -> torch.Tensor:
     size = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
     tokens = torch.randint(FIRST, size, (batch, TARGET))
-    tokens[:, 0] = model.config.decoder_start_token_id
+    # An Embedding of torch may give its padding no gradient, which is the first token of some targets.
+    if model.config.decoder_start_token_id != model.config.pad_token_id:
+        tokens[:, 0] = model.config.decoder_start_token_id
     return tokens
 
 
