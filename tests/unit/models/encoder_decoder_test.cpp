@@ -279,7 +279,7 @@ TEST(EncoderDecoder, RefusesWhatDoesNotFit) {
       "source_mask [7, 7]",
       model->forward(source, target, at::ones({S, S}, at::kBool)));
   EXPECT_ERROR(
-      "EncoderDecoder: target dim 0 (1) must equal source dim 0 (2); target [1, 5], source [2, 7]",
+      "EncoderDecoder: target dim 0 (1) must equal source dim 0 (2); source [2, 7], target [1, 5]",
       model->forward(source, target.narrow(0, 0, 1)));
   EXPECT_ERROR(
       "EncoderDecoder: target must have no memory, projected_memory and memory_mask: they come "
