@@ -73,8 +73,8 @@ HEED_API void check_packed_stay(const torch::nn::Module& module, std::optional<a
 namespace heed {
 
 /// torch::nn::Cloneable for heed's modules. When pack_weights has packed weights of the module,
-/// these are the functions that throw c10::ValueError and change nothing: `train`, `to` another
-/// dtype or device, `load`, and `save`, which torch::save calls.
+/// these are the functions that throw c10::ValueError and change nothing: `to` another dtype or
+/// device, `load`, and `save`, which torch::save calls.
 template <typename Derived>  // a base of Derived may stand between them
 // NOLINTNEXTLINE(bugprone-crtp-constructor-accessibility)
 class Cloneable : public torch::nn::Cloneable<Derived> {
@@ -95,11 +95,6 @@ class Cloneable : public torch::nn::Cloneable<Derived> {
   void to(at::Device device, bool non_blocking = false) override {
     detail::check_packed_stay(*this, device, std::nullopt);
     torch::nn::Module::to(device, non_blocking);
-  }
-  /// Turns training on or off: on only if no weights are packed.
-  void train(bool on = true) override {
-    if (on) detail::check_not_packed("train", *this, "");
-    torch::nn::Module::train(on);
   }
   /// Writes the module, unless weights are packed.
   void save(torch::serialize::OutputArchive& archive) const override {

@@ -54,11 +54,13 @@ struct HEED_API PackOptions {
 /// auto y = attention->forward(torch::randn({2, 10, 64}));
 /// @endcode
 ///
-/// It cannot be undone. Weights lose their own memory, so that no copy can become stale: a packed
-/// module cannot be trained, converted by `to`, loaded into except from packed weights, or
-/// parallelized, and LibTorch's functions that read its weights throw c10::Error. All its
-/// parameters stop requiring gradients. `save_weights` writes packed weights, which `load_weights`
-/// and `load_pretrained` read without packing them again.
+/// It cannot be undone. Weights lose their own memory, so that no copy can become stale: packed
+/// weights cannot be trained, and a packed module cannot be converted by `to`, loaded into except
+/// from packed weights, or parallelized, and LibTorch's functions that read its weights throw
+/// c10::Error. All its parameters stop requiring gradients. Gradients pass through the products to
+/// their inputs, so that an adapter of adapters.h can be trained beside packed weights.
+/// `save_weights` writes packed weights, which `load_weights` and `load_pretrained` read without
+/// packing them again.
 ///
 /// Packed are all torch::nn::Linears below `module`, but LatentAttention's fc_kv_up and a mixture's
 /// router, and embeddings as the options say. Modules of your own must call `heed::linear(fc, x)`.

@@ -149,9 +149,7 @@ bool pointwise_is_faster(const at::Tensor& input, const at::Tensor& weight) {
 void check_packed(const at::Tensor& input, const LinearParameters& layer) {
   constexpr auto kLinear = "linear";
   const auto& [weight, bias] = layer;
-  HEED_CHECK(!is_recorded(input, weight, bias),
-             "{}: a packed weight is for inference: x must not require grad, or call it under "
-             "torch::NoGradGuard",
+  HEED_CHECK(!is_recorded(weight), "{}: a packed weight must not require grad: it stays as it is",
              kLinear);
   HEED_CHECK(calls_reach_kernels() && is_plain(input),
              "{}: x must be a plain CPU tensor beside a packed weight, without transforms, tracing "
@@ -161,20 +159,6 @@ void check_packed(const at::Tensor& input, const LinearParameters& layer) {
              "{}: x dim -1 must be in_features ({}); x {}", kLinear, weight.size(1), shape(input));
   if (at::autocast::is_autocast_enabled(at::kCPU)) return;
   check_same_dtype(kLinear, "x", input, "weight", weight);
-}
-
-std::vector<at::Tensor> multiply_packed(const at::Tensor& x,
-                                        const std::vector<LinearParameters>& layers) {
-  const auto input = x.defined() && x.is_cpu() ? x.resolve_neg() : x;
-  for (const auto& layer : layers) check_packed(input, layer);
-  const auto dtype = at::autocast::is_autocast_enabled(at::kCPU)
-                         ? at::autocast::get_autocast_dtype(at::kCPU)
-                         : input.scalar_type();
-  return linear_packed(
-      input.to(dtype), c10::fmap(layers, [&](const auto& layer) {
-        const auto& bias = layer.bias;
-        return LinearParameters{layer.weight, bias.defined() ? bias.to(dtype).contiguous() : bias};
-      }));
 }
 
 /// Whether LibTorch's product may read one element beyond each row of `input` [.., K]: with AMX, it
@@ -222,12 +206,13 @@ at::Tensor input_of(AutogradContext* context, const variable_list& kept) {
 }
 
 /// The gradient of the common input of layers: the sum of gradient W over the layers. `gradients`
-/// are those of the outputs; some may be undefined.
-at::Tensor input_gradient(const variable_list& gradients, const at::Tensor* weights) {
+/// are those of the outputs; some may be undefined. `weight_of(i)` returns a weight.
+template <typename WeightOf>
+at::Tensor input_gradient(const variable_list& gradients, const WeightOf& weight_of) {
   at::Tensor sum;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    const auto part = detail::linear(gradients[i], weights[i].t());
+    const auto part = detail::linear(gradients[i], weight_of(i).t());
     if (!sum.defined()) {
       sum = part;
     } else if (at::GradMode::is_enabled()) {
@@ -270,7 +255,9 @@ struct RecordedLinear : public torch::autograd::Function<RecordedLinear> {
     const auto with_bias = context->saved_data["with_bias"].toIntVector();
     const auto layers = gradients.size();
     variable_list result(1 + layers + with_bias.size() + 2);
-    if (context->needs_input_grad(0)) result[0] = input_gradient(gradients, saved.data());
+    if (context->needs_input_grad(0)) {
+      result[0] = input_gradient(gradients, [&](size_t i) { return saved[i]; });
+    }
     const auto rows = [](const at::Tensor& tensor) {
       return tensor.reshape({-1, tensor.size(-1)});
     };
@@ -299,6 +286,48 @@ std::vector<at::Tensor> record(LinearProduct product, const at::Tensor& input,
     if (layer.bias.defined()) parameters.push_back(layer.bias);
   }
   return RecordedLinear::apply(input, at::TensorList(parameters), product, &layers);
+}
+
+/// Layers with the same input and with packed weights, which have no gradients: that of the input
+/// is the product with the weights, each unpacked when it is needed.
+struct RecordedPacked : public torch::autograd::Function<RecordedPacked> {
+  /// The biases of `layers` have no gradients either.
+  static variable_list forward(AutogradContext* context, const at::Tensor& input,
+                               const std::vector<LinearParameters>* layers) {
+    context->saved_data["weights"] =
+        c10::fmap(*layers, [](const auto& layer) { return layer.weight; });
+    context->set_materialize_grads(false);
+    return linear_packed(input, *layers);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto weights = context->saved_data["weights"].toTensorVector();
+    const auto weight_of = [&](size_t i) {
+      return unpack_weight(*packed_weight_of(weights[i])).to(gradients[i].scalar_type());
+    };
+    return {input_gradient(gradients, weight_of), {}};
+  }
+};
+
+std::vector<at::Tensor> multiply_packed(const at::Tensor& x,
+                                        const std::vector<LinearParameters>& layers) {
+  const auto input = x.defined() && x.is_cpu() ? x.resolve_neg() : x;
+  for (const auto& layer : layers) check_packed(input, layer);
+  const auto dtype = at::autocast::is_autocast_enabled(at::kCPU)
+                         ? at::autocast::get_autocast_dtype(at::kCPU)
+                         : input.scalar_type();
+  const auto operands = c10::fmap(layers, [&](const auto& layer) {
+    const auto& bias = layer.bias;
+    const bool is_added = bias.defined() && !is_recorded(bias);
+    return LinearParameters{layer.weight, is_added ? bias.to(dtype).contiguous() : at::Tensor()};
+  });
+  auto outputs = is_recorded(input) ? RecordedPacked::apply(input.to(dtype), &operands)
+                                    : linear_packed(input.to(dtype), operands);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto& bias = layers[i].bias;
+    if (bias.defined() && is_recorded(bias)) outputs[i] = outputs[i] + bias.to(dtype);
+  }
+  return outputs;
 }
 
 }  // namespace

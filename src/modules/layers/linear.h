@@ -29,7 +29,7 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
                              const at::Tensor& bias);
 
 /// Computes what at::linear computes, with the same derivatives and errors. `bias` may be
-/// undefined. Throws c10::ValueError for a packed weight if autograd records.
+/// undefined. A packed weight has no gradient: throws c10::ValueError if it requires one.
 HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias = {});
 

@@ -22,6 +22,7 @@
 #include "core/plain.h"
 #include "core/tangents.h"
 #include "cpu/layers/function.h"
+#include "cpu/layers/packed_weight.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/stand_in.h"
 
@@ -425,6 +426,10 @@ at::Tensor loss_of_head(const torch::nn::Embedding& head, const at::Tensor& x,
 
 at::Tensor loss_of_head(const LinearParameters& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
+  // A packed weight can only be multiplied by, which computes all scores.
+  if (packed_weight_of(head.weight) != nullptr && is_recorded(x, head.bias)) {
+    return loss_of_own_scores(detail::linear(x, head.weight, head.bias), targets, options);
+  }
   auto with_bias = options;
   if (head.bias.defined()) with_bias.bias(head.bias);
   return heed::linear_cross_entropy(x.flatten(0, -2), head.weight, targets.flatten(), with_bias);

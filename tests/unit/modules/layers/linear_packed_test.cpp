@@ -265,13 +265,19 @@ TEST(LinearPackedErrors, NameWhatIsWrong) {
                detail::linear(input.narrow(1, 0, 63), weight));
   EXPECT_ERROR("linear: x dtype (Double) must equal weight dtype (Float)",
                detail::linear(input.to(at::kDouble), weight));
-  const auto leaf = input.detach().clone().requires_grad_();
-  EXPECT_ERROR(
-      "linear: a packed weight is for inference: x must not require grad, or call it under "
-      "torch::NoGradGuard",
-      detail::linear(leaf, weight));
-  const at::NoGradGuard no_grad;
-  detail::linear(leaf, weight);  // as the error says
+}
+
+TEST(LinearPacked, PassesTheGradientsOfInputAndBias) {
+  for (const auto format : {PackedFormat::float32, PackedFormat::int8}) {
+    const auto weight = packed(uniform({24, 64}, at::kFloat), {format}, at::kFloat);
+    const auto numbers = detail::unpack_weight(*detail::packed_weight_of(weight));
+    const auto input = uniform({5, 64}, at::kFloat).requires_grad_();
+    const auto bias = uniform({24}, at::kFloat).requires_grad_();
+    const auto gradient = uniform({5, 24}, at::kFloat);
+    detail::linear(input, weight, bias).backward(gradient);
+    EXPECT_TRUE(is_close(input.grad(), gradient.matmul(numbers), 1e-5));  // sums of 24 terms
+    EXPECT_TRUE(is_close(bias.grad(), gradient.sum(0), 1e-5));
+  }
 }
 
 TEST(PackedTensor, HasSizesAndNoNumbers) {
