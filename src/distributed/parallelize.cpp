@@ -125,6 +125,9 @@ class Parallelization {
     // A part of the sequence would train the router, or a layer of the user's, in each process.
     if (sequence_parallel_) refuse<MixtureOfExpertsImpl>(function, submodule, "MixtureOfExperts");
     check_own_layer(function, submodule);
+    HEED_CHECK(dynamic_cast<const LinearStandIn*>(submodule.module) == nullptr,
+               "{}: module must not be a layer in a Linear's place, such as one with an adapter",
+               function);
     check_attention<MultiHeadAttentionImpl>(function, submodule);
     check_attention<GroupQueryAttentionImpl>(function, submodule);
     if (const auto* layer = dynamic_cast<const FeedForwardImpl*>(submodule.module)) {

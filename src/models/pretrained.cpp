@@ -15,8 +15,10 @@
 
 #include "core/error.h"
 #include "models/pretrained/blueprint.h"
+#include "models/pretrained/folders.h"
 #include "models/pretrained/heads.h"
 #include "models/weight_packer.h"
+#include "modules/layers/lora_linear.h"
 #include "modules/layers/packable.h"
 #include "modules/layers/parameters.h"
 #include "weights/formats/atomic_file.h"
@@ -105,58 +107,6 @@ std::string kind_of(const Blueprint& blueprint) {
                                     Kind<TokenClassifier>::kName, Kind<MaskedLanguageModel>::kName,
                                     Kind<EncoderDecoder>::kName};
   return kKinds[blueprint.options.index()];
-}
-
-bool is_folder(const std::string& path) {
-  std::error_code error;  // a path that cannot be looked at is no folder
-  return std::filesystem::is_directory(path, error);
-}
-
-bool exists(const std::string& path) {
-  std::error_code error;  // a path that cannot be looked at does not exist
-  return std::filesystem::exists(path, error);
-}
-
-/// Whether a path may be the name of a model on huggingface.co: "gpt2", "meta-llama/Llama-3.2-1B".
-/// The name of a file is none.
-bool may_be_model(const std::string& path) {
-  constexpr auto kCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-/";
-  const auto slash = path.find('/');
-  const auto last = path.substr(slash + 1);
-  if (path.find_first_not_of(kCharacters) != std::string::npos || slash != path.rfind('/') ||
-      std::string_view("_.-/").find(path[0]) != std::string_view::npos) {
-    return false;
-  }
-  static const std::set<std::string> others = {"", ".", ".."};
-  static const std::set<std::string> files = {".json", ".safetensors", ".bin",
-                                              ".pt",   ".pth",         ".gguf"};
-  return others.count(last) + files.count(std::filesystem::path(last).extension().string()) == 0;
-}
-
-/// Advice for a path that leads nowhere: if it may be the name of a model on huggingface.co, the
-/// command that downloads the model.
-std::string download_advice(const std::string& path) {
-  if (!may_be_model(path)) return "";
-  const auto folder = path.substr(path.find('/') + 1);
-  return fmt::format("; heed downloads nothing: run hf download {} --local-dir {}, and pass {}",
-                     path, folder, folder);
-}
-
-/// Throws unless `folder` is one.
-void check_folder(const std::string& folder) {
-  HEED_CHECK(exists(folder), "folder ({}) must exist{}", folder, download_advice(folder));
-  if (is_folder(folder)) return;
-  const auto parent = std::filesystem::path(folder).parent_path().string();
-  const auto own = parent.empty() ? "." : parent;
-  HEED_CHECK(false, "folder ({}) must be a folder; it is a file: {}", folder,
-             exists(own + "/config.json") ? "pass its folder, " + own
-                                          : "load_weights reads one into a module");
-}
-
-std::string config_at(const std::string& path) {
-  const auto advice = exists(path) ? "" : download_advice(path);
-  HEED_CHECK(advice.empty(), "path ({}) must exist{}", path, advice);
-  return is_folder(path) ? path + "/config.json" : path;
 }
 
 /// Reads a config.json, which must describe a `Model`.
@@ -431,7 +381,7 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
                Kind<Model>::kName);
     HEED_CHECK(kMayLackHead || !options.untie_head(), "untie_head must not be given for {}",
                Kind<Model>::kName);
-    check_folder(folder);
+    detail::check_folder(folder);
     const auto config = folder + "/config.json";
     auto blueprint = read_blueprint_of<Model>(config, options.model_type());
     check_architecture<Model>(blueprint, config);
@@ -468,7 +418,7 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
 template <typename Model>
 Model make_model(const std::string& path) {
   return detail::named("make_model", [&] {
-    const auto config = config_at(path);
+    const auto config = detail::config_at(path);
     return make<Model>(read_blueprint_of<Model>(config), config);
   });
 }
@@ -476,7 +426,8 @@ Model make_model(const std::string& path) {
 template <typename Model>
 void save_pretrained(const Model& model, const std::string& folder, const std::string& source) {
   detail::named("save_pretrained", [&] {
-    const auto config = config_at(source);
+    detail::check_no_adapter(*model, ": save_adapter, or merge_adapter first");
+    const auto config = detail::config_at(source);
     auto blueprint = read_blueprint_of<Model>(config);
     const auto end = saved_end(model, blueprint);
     const bool is_untied = untie_saved(model, blueprint);

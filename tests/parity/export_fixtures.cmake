@@ -75,6 +75,16 @@ else()
     "${OUT}/pretrained/encoder_decoders" RESULT_VARIABLE failed OUTPUT_QUIET)
   if(failed)
     message(FATAL_ERROR "encoder_decoders.py failed: ${failed}")
+  execute_process(COMMAND "${PYTHON}" -c "import peft" RESULT_VARIABLE no_peft OUTPUT_QUIET ERROR_QUIET)
+  if(no_peft)
+    file(WRITE "${OUT}/pretrained/adapters/skipped"
+      "${PYTHON} has no peft; set HEED_PYTHON to one that has")
+  else()
+    execute_process(COMMAND "${PYTHON}" "${ADAPTERS}" write "${OUT}/pretrained/adapters"
+      RESULT_VARIABLE failed OUTPUT_QUIET)
+    if(failed)
+      message(FATAL_ERROR "adapters.py failed: ${failed}")
+    endif()
   endif()
 endif()
 

@@ -106,6 +106,17 @@ bool Config::is_list(const std::string& name) const {
   return found != fields_->values.end() && found->second.is_array();
 }
 
+bool Config::is_text(const std::string& name) const {
+  const auto found = fields_->values.find(name);
+  return found != fields_->values.end() && found->second.is_string();
+}
+
+std::vector<std::string> Config::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : fields_->values) names.push_back(name);
+  return names;
+}
+
 bool Config::empty() const { return fields_->values.empty(); }
 
 void Config::refuse(const std::string& name, std::string_view rule) const {

@@ -25,6 +25,9 @@ class Config {
   /// Whether the field is there; it may be null.
   bool has(const std::string& name) const;
   bool is_list(const std::string& name) const;
+  bool is_text(const std::string& name) const;
+  /// The names of all fields.
+  std::vector<std::string> names() const;
 
   /// The value of a field, or `otherwise` if it is not there; without `otherwise`, it must be
   /// there. Throw c10::ValueError when the value is of another type, null or out of range.

@@ -1,0 +1,291 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <heed/adapters.h>
+#include <heed/feed_forward.h>
+#include <heed/linear.h>
+#include <heed/pack_weights.h>
+#include <heed/weights.h>
+#include <torch/autograd.h>
+#include <torch/serialize.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/expect.h"
+#include "support/inputs.h"
+#include "support/seeds.h"
+#include "support/temporary_folder.h"
+
+namespace heed::test {
+namespace {
+
+constexpr int64_t kWidth = 32, kHidden = 64;
+
+FeedForward make_layer() {
+  torch::manual_seed(moved(311));
+  return FeedForward(FeedForwardOptions(kWidth).hidden_dim(kHidden).activation(Activation::relu));
+}
+
+/// Draws the parameters that add_adapter sets to 0, too.
+void randomize(torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : adapter_parameters(module)) {
+    parameter.add_(0.1 * uniform(parameter.sizes(), parameter.scalar_type()));
+  }
+}
+
+/// x W^T + b with the adapter of a Linear, as the papers write it, in float64.
+at::Tensor adapted(const at::Tensor& x, const NamedTensors& tensors, const std::string& name,
+                   double scale) {
+  const auto wide = [&](const std::string& part) {
+    return tensors.at(name + part).to(at::kDouble);
+  };
+  auto weight = wide(".weight") + scale * at::matmul(wide(".lora_b"), wide(".lora_a"));
+  if (tensors.count(name + ".lora_magnitude") > 0) {
+    const auto lengths = (weight * weight).sum(1, /*keepdim=*/true).sqrt();
+    weight = wide(".lora_magnitude").unsqueeze(1) * weight / lengths;
+  }
+  return at::matmul(x, weight.t()) + wide(".bias");
+}
+
+NamedTensors tensors_of(const torch::nn::Module& module) {
+  NamedTensors tensors;
+  for (const auto& item : module.named_parameters()) tensors[item.key()] = item.value().detach();
+  return tensors;
+}
+
+TEST(Adapters, ComputeThePapersFormulas) {
+  for (const bool dora : {false, true}) {
+    for (const bool stabilized : {false, true}) {
+      auto layer = make_layer();
+      add_adapter(*layer, LoraOptions(4).alpha(6).dora(dora).rank_stabilized(stabilized));
+      randomize(*layer);
+      const auto scale = stabilized ? 3.0 : 1.5;
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 5, kWidth}, {1, kWidth}}) {
+        const auto x = uniform(sizes, at::kFloat);
+        const auto tensors = tensors_of(*layer);
+        const auto hidden = adapted(x.to(at::kDouble), tensors, "fc_in", scale).relu();
+        const auto expected = adapted(hidden, tensors, "fc_out", scale);
+        // Two layers of sums of up to 64 float32 terms.
+        const auto actual = layer->forward(x).detach().to(at::kDouble);
+        EXPECT_LE((actual - expected).abs().max().item<double>(),
+                  1e-6 * expected.abs().max().item<double>());
+      }
+    }
+  }
+}
+
+TEST(Adapters, BeginWithoutAnEffectAndAreTrainedAlone) {
+  auto layer = make_layer();
+  const auto x = uniform({3, 5, kWidth}, at::kFloat);
+  const auto before = layer->forward(x).detach();
+  add_adapter(*layer, LoraOptions(4).target_modules({"fc_out"}));
+  EXPECT_TRUE(layer->forward(x).detach().equal(before));
+  EXPECT_EQ(adapter_parameters(*layer).size(), 2);
+  layer->forward(x).sum().backward();
+  const auto parameters = layer->named_parameters();
+  EXPECT_TRUE(parameters["fc_out.lora_b"].grad().defined());
+  EXPECT_FALSE(parameters["fc_out.weight"].grad().defined());
+  EXPECT_FALSE(parameters["fc_in.weight"].requires_grad());
+}
+
+TEST(Adapters, PassGradientsThroughPackedWeights) {
+  for (const auto format : {PackFormat::float32, PackFormat::int8, PackFormat::int4}) {
+    auto packed = make_layer(), plain = make_layer();
+    pack_weights(*packed, format);
+    // The packed weight's numbers are what it makes of the unit vectors.
+    const auto unpack = [](const torch::nn::Linear& layer) {
+      const at::NoGradGuard no_grad;
+      const auto rows = layer->weight.size(1);
+      return linear(layer, at::eye(rows)).sub(layer->bias).t().contiguous();
+    };
+    for (const auto& [from, to] :
+         {std::pair{packed->fc_in, plain->fc_in}, std::pair{packed->fc_out, plain->fc_out}}) {
+      const at::NoGradGuard no_grad;
+      to->weight.copy_(unpack(from));
+    }
+    const auto x = uniform({3, 5, kWidth}, at::kFloat).requires_grad_();
+    std::vector<at::Tensor> found, wanted;
+    for (auto* layer : {&packed, &plain}) {
+      torch::manual_seed(moved(312));
+      add_adapter(**layer, LoraOptions(4));
+      randomize(**layer);
+      (*layer)->train();
+      auto inputs = adapter_parameters(**layer);
+      inputs.push_back(x);
+      const auto loss = (*layer)->forward(x).square().sum();
+      (layer == &packed ? found : wanted) = torch::autograd::grad({loss}, inputs);
+    }
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      // Sums of up to 64 float32 terms.
+      EXPECT_LE((found[i] - wanted[i]).abs().max().item<double>(),
+                1e-5 * wanted[i].abs().max().item<double>());
+    }
+  }
+}
+
+TEST(Adapters, AreSavedLoadedAndMerged) {
+  const TemporaryFolder folder("adapters");
+  for (const bool dora : {false, true}) {
+    auto layer = make_layer();
+    const auto x = uniform({3, 5, kWidth}, at::kFloat);
+    add_adapter(
+        *layer,
+        LoraOptions(3).alpha(5).dora(dora).modules_to_save({"fc_in"}).target_modules({"fc_out"}));
+    randomize(*layer);
+    const auto expected = layer->forward(x).detach();
+    save_adapter(*layer, (folder.path() / "saved").string());
+    auto other = make_layer();
+    load_adapter(*other, (folder.path() / "saved").string());
+    EXPECT_TRUE(other->forward(x).detach().equal(expected));
+    EXPECT_EQ(adapter_parameters(*other).size(), adapter_parameters(*layer).size());
+    merge_adapter(*other);
+    EXPECT_LE((other->forward(x).detach() - expected).abs().max().item<double>(),
+              1e-6 * expected.abs().max().item<double>());
+    EXPECT_EQ(other->named_parameters().size(), 4);
+
+    // Files of all of the module's parameters have those of the adapter too.
+    std::stringstream stream;
+    torch::save(layer, stream);
+    auto again = make_layer();
+    add_adapter(*again, LoraOptions(3).alpha(5).dora(dora).target_modules({"fc_out"}));
+    torch::load(again, stream);
+    EXPECT_TRUE(again->forward(x).detach().equal(expected));
+    again->to(at::kDouble);
+    EXPECT_LE((again->forward(x.to(at::kDouble)).detach() - expected).abs().max().item<double>(),
+              1e-6 * expected.abs().max().item<double>());
+  }
+}
+
+TEST(AdaptersErrors, NameOptionsAndModules) {
+  auto layer = make_layer();
+  const auto expect = [&](const std::string& text, const LoraOptions& options) {
+    EXPECT_ERROR("add_adapter: " + text, add_adapter(*layer, options));
+    EXPECT_TRUE(layer->fc_in->weight.requires_grad());
+  };
+  expect("rank (0) must be at least 1", LoraOptions(0));
+  expect("alpha (0) must be finite and not 0", LoraOptions().alpha(0));
+  expect("target_modules (fc_q) must be the end of a Linear's name",
+         LoraOptions().target_modules({"fc_in", "fc_q"}));
+  expect("modules_to_save (head) must be the end of a module's name",
+         LoraOptions().modules_to_save({"head"}));
+  expect("modules_to_save (fc_in) must not have Linears of target_modules, such as fc_in.weight",
+         LoraOptions().modules_to_save({"fc_in"}));
+  EXPECT_ERROR("merge_adapter: module must have an adapter", merge_adapter(*layer));
+  const TemporaryFolder folder("adapters");
+  EXPECT_ERROR("save_adapter: module must have an adapter",
+               save_adapter(*layer, (folder.path() / "saved").string()));
+  add_adapter(*layer);
+  EXPECT_ERROR("add_adapter: module must not have an adapter already", add_adapter(*layer));
+  EXPECT_ERROR(
+      "clone: module must not have an adapter: merge_adapter, or clone it before and load "
+      "the adapter again",
+      layer->clone());
+  auto packed = make_layer();
+  pack_weights(*packed);
+  add_adapter(*packed);
+  EXPECT_ERROR("merge_adapter: fc_in must not be packed by pack_weights", merge_adapter(*packed));
+}
+
+/// A folder of an adapter, whose files are changed.
+class HostileFolder {
+ public:
+  HostileFolder() {
+    auto layer = make_layer();
+    add_adapter(*layer, LoraOptions(3).target_modules({"fc_out"}));
+    save_adapter(*layer, path_);
+    tensors_ = read_weights(weights());
+  }
+
+  std::string config() const { return path_ + "/adapter_config.json"; }
+  std::string weights() const { return path_ + "/adapter_model.safetensors"; }
+  NamedTensors& tensors() { return tensors_; }
+
+  void write_config(const std::string& text) const { std::ofstream(config()) << text; }
+  void expect(const std::string& text) const {
+    save_weights(tensors_, weights());
+    auto layer = make_layer();
+    EXPECT_ERROR("load_adapter: " + text, load_adapter(*layer, path_));
+    EXPECT_TRUE(layer->fc_in->weight.requires_grad());
+    EXPECT_EQ(layer->named_parameters().size(), 4);
+  }
+
+ private:
+  const TemporaryFolder folder_{"adapters"};
+  const std::string path_ = (folder_.path() / "adapter").string();
+  NamedTensors tensors_;
+};
+
+TEST(AdaptersErrors, NameTensorsOfAFile) {
+  const std::string name = "base_model.model.fc_out.lora_A.weight";
+  {
+    HostileFolder folder;
+    folder.tensors()[name] = at::zeros({2, kHidden});
+    folder.expect(folder.weights() + ": \"fc_out.lora_A.weight\" [2, 64] must be [3, 64]");
+  }
+  {
+    HostileFolder folder;
+    folder.tensors().erase(name);
+    folder.expect(folder.weights() + ": \"fc_out.lora_A.weight\" must be there");
+  }
+  {
+    HostileFolder folder;
+    folder.tensors()["fc_out.lora_A.weight"] = at::zeros({3, kHidden});
+    folder.expect(folder.weights() +
+                  ": \"fc_out.lora_A.weight\" must begin with base_model.model.");
+  }
+  {
+    HostileFolder folder;
+    folder.tensors()["base_model.model.fc_in.lora_A.weight"] = at::zeros({3, kWidth});
+    folder.expect(folder.weights() + ": \"fc_in\" must be one of the config's target_modules");
+  }
+  {
+    HostileFolder folder;
+    folder.tensors()["base_model.model.fc_in.bias"] = at::zeros({kHidden});
+    folder.expect(folder.weights() +
+                  ": \"fc_in.bias\" must be in one of the config's modules_to_save, or a bias that "
+                  "it names");
+  }
+  {
+    HostileFolder folder;
+    folder.tensors()[name] = at::zeros({3, kHidden}, at::kLong);
+    folder.expect(folder.weights() + ": \"" + name + "\" dtype (Long) must be floating-point");
+  }
+}
+
+TEST(AdaptersErrors, NameFieldsOfAConfig) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"peft_type": "IA3"})", R"(peft_type "IA3" is not supported (LORA))"},
+      {R"({"peft_type": "LORA", "r": 0})", "r 0 must be a whole number from 1 to 2147483647"},
+      {R"({"peft_type": "LORA", "use_qalora": true})", "use_qalora true is not supported (false)"},
+      {R"({"peft_type": "LORA", "target_parameters": ["w"]})",
+       R"(target_parameters ["w"] is not supported (null, [], {}))"},
+      {R"({"peft_type": "LORA", "target_modules": "("})",
+       R"(target_modules "(" must be a regular expression that C++ knows too)"},
+      {R"({"peft_type": "LORA", "bias": "some"})",
+       R"(bias "some" is not supported (none, all, lora_only))"},
+      {R"({"peft_type": "LORA", "new_field": 1})",
+       "new_field 1 is not understood; it may change the numbers"},
+      {R"({"peft_type": "LORA", "init_lora_weights": "pissa"})",
+       R"(init_lora_weights "pissa" changes the model's own weights, which heed does not: convert )"
+       "the adapter with PEFT's path_initial_model_for_weight_conversion"},
+  };
+  for (const auto& [text, error] : cases) {
+    const HostileFolder folder;
+    folder.write_config(text);
+    folder.expect(folder.config() + ": " + error);
+  }
+  const HostileFolder folder;
+  folder.write_config(R"({"peft_type": "LORA", "r": 3, "target_modules": ["fc_in", "fc_out"]})");
+  folder.expect(folder.weights() + ": \"fc_in\" must have an adapter: it is one of target_modules");
+}
+
+}  // namespace
+}  // namespace heed::test
