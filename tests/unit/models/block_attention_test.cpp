@@ -116,7 +116,7 @@ TEST(BlockAttention, DecodesWithGivenAngles) {
   const at::NoGradGuard no_grad;
   Encoder stack(EncoderOptions(with_latent(), 2));
   stack->eval();
-  // Of a new stack's scores, which are close to 0, rotation changes next to nothing.
+  // The scores of a new stack are close to 0, so that rotation changes next to nothing.
   for (auto& parameter : stack->parameters()) parameter.uniform_(-0.5, 0.5);
   const auto x = uniform({B, L, E}, at::kFloat);
   const auto angles = latent_of(stack, 0).rotary->angles(at::arange(L) * 3, at::kFloat);
