@@ -64,8 +64,8 @@ class Gathering {
     for (const auto& held : tensors_) text += describe(held) + "\n";
     detail::check_same(group_, kFunction, "tensors", text);
     std::vector<int64_t> own;
-    for (const auto& [name, tensor, whole, shard] : tensors_) {
-      if (shard) own.insert(own.end(), {shard->first, shard->size});
+    for (const auto& held : tensors_) {
+      if (held.shard) own.insert(own.end(), {held.shard->first, held.shard->size});
     }
     if (own.empty()) return;
     const auto all = detail::all_gather(group_, operation("comparison of shards"), at::tensor(own));
@@ -81,15 +81,15 @@ class Gathering {
   /// Called in rank 0: returns a whole tensor. The other processes must be in `serve`.
   at::Tensor whole(const std::string& name) const {
     const auto index = index_of(name);
-    const auto& [_, tensor, shape, shard] = tensors_[index];
-    if (!shard) return tensor.detach();
-    const auto receive_all = [&, &tensor = tensor, &shape = shape, &shard = shard] {
+    const auto& held = tensors_[index];
+    if (!held.shard) return held.tensor.detach();
+    const auto receive_all = [&] {
       announce(static_cast<int64_t>(index));
-      auto whole = at::empty(shape.sizes(), tensor.scalar_type());
+      auto whole = at::empty(held.whole.sizes(), held.tensor.scalar_type());
       for (const auto& piece : pieces_[index]) {
-        const auto to = whole.narrow(shard->dim, piece.first, piece.size);
+        const auto to = whole.narrow(held.shard->dim, piece.first, piece.size);
         if (piece.rank == 0) {
-          to.copy_(held_part(tensor, *shard, piece));
+          to.copy_(held_part(held.tensor, *held.shard, piece));
         } else if (to.is_contiguous()) {
           receive(name, to, piece.rank);
         } else {
