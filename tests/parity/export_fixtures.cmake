@@ -75,6 +75,7 @@ else()
     "${OUT}/pretrained/encoder_decoders" RESULT_VARIABLE failed OUTPUT_QUIET)
   if(failed)
     message(FATAL_ERROR "encoder_decoders.py failed: ${failed}")
+  endif()
   execute_process(COMMAND "${PYTHON}" -c "import peft" RESULT_VARIABLE no_peft OUTPUT_QUIET ERROR_QUIET)
   if(no_peft)
     file(WRITE "${OUT}/pretrained/adapters/skipped"

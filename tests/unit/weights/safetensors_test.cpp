@@ -59,7 +59,9 @@ TEST_F(Safetensors, AreConvertedOnlyOnRequest) {
   write(safetensors(R"({"n":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
                     R"("x":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})",
                     size_bytes(3) + floats({0.1F})));
-  Box box({{"n", at::zeros({}, at::kLong)}, {"x", at::zeros({1}, at::kDouble)}});
+  torch::nn::Module box("Box");
+  const auto n = box.register_buffer("n", at::zeros({}, at::kLong));
+  const auto x = box.register_parameter("x", at::zeros({1}, at::kDouble));
   EXPECT_EQ(value_error([&] { load_weights(box, path_); }),
             "load_weights: path (" + path_ +
                 ") must fit the module, 1 of whose 2 tensors do\n"
@@ -72,9 +74,17 @@ TEST_F(Safetensors, AreConvertedOnlyOnRequest) {
                 "  LoadOptions that may help: dtype (Double)");
   EXPECT_EQ(value_error([&] { load_weights(box, path_, LoadOptions().dtype(at::kInt)); }),
             "load_weights: dtype (Int) must be floating-point");
-  EXPECT_EQ(box["n"].item<int64_t>(), 0);
+  EXPECT_EQ(n.item<int64_t>(), 0);
   load_weights(box, path_, LoadOptions().dtype(at::kDouble));
-  EXPECT_EQ(box["n"].item<int64_t>(), 3);
+  EXPECT_EQ(n.item<int64_t>(), 3);
+  EXPECT_EQ(x.item<double>(), double{0.1F});
+}
+
+/// A buffer may have another dtype than the parameters, which `dtype` is for.
+TEST_F(Safetensors, AreConvertedToTheDtypeOfABuffer) {
+  write(safetensors(R"({"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", floats({0.1F})));
+  Box box({{"x", at::zeros({1}, at::kDouble)}});
+  load_weights(box, path_, LoadOptions().dtype(at::kHalf));
   EXPECT_EQ(box["x"].item<double>(), double{0.1F});
 }
 

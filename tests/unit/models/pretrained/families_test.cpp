@@ -308,7 +308,7 @@ TEST_F(PretrainedFamily, DeepSeekIsRefusedWhereItDiffers) {
   EXPECT_EQ(
       error(kV3, R"("topk_group": 1, "num_experts_per_tok": 33,)"),
       "num_experts_per_tok 33 must be at most 32, the experts of topk_group of the n_group groups");
-  EXPECT_EQ(error(kV3, R"("n_group": 256,)"),
+  EXPECT_EQ(error(kV3, R"("n_group": 256, "num_experts_per_tok": 4,)"),
             "n_group 256 must leave at least 2 experts for each group");
   EXPECT_EQ(error(kV3, R"("head_dim": 128,)"), "head_dim 128 must equal qk_rope_head_dim (64)");
   EXPECT_EQ(error(kV3, R"("scoring_func": "softmax",)"),
