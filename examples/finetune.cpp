@@ -1,11 +1,13 @@
 // Trains a published language model further, on a text.
 #include <fmt/core.h>
+#include <heed/adapters.h>
 #include <heed/memory.h>
 #include <heed/pretrained.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -13,9 +15,9 @@
 #include "language/published.h"
 #include "language/team.h"
 #include "language/training_run.h"
+#include "language/weights_argument.h"
 #include "support/checks.h"
 #include "support/command_line.h"
-#include "support/distinct_parameters.h"
 
 namespace {
 
@@ -26,12 +28,15 @@ struct Arguments {
   std::string model;
   int64_t context = 256;
   bool checkpointing = false;
+  std::optional<int64_t> lora;  // rank; without it the whole model is trained
+  std::optional<double> lora_alpha;
+  heed::examples::WeightsArgument weights;
   heed::examples::RunOptions run;
 };
 
 void check_memory(const heed::DecoderImpl& model) {
   double numbers = 0;
-  for (const auto& parameter : heed::examples::distinct_parameters(model))
+  for (const auto& parameter : heed::adapter_parameters(model))
     numbers += static_cast<double>(parameter.numel());
   heed::examples::check_memory("parameters, gradients and two means of the optimizer",
                                numbers * 4 * sizeof(float));
@@ -45,12 +50,21 @@ class Finetune : public heed::examples::TrainingTask {
   }
 
   json recipe() const override {
-    return {{"model", arguments_.model}, {"context", arguments_.context}};
+    const auto& rank = arguments_.lora;
+    const auto& alpha = arguments_.lora_alpha;
+    return {{"model", arguments_.model},
+            {"context", arguments_.context},
+            {"lora", rank ? json(*rank) : json()},
+            {"lora_alpha", alpha ? json(*alpha) : json()},
+            {"weights", arguments_.weights.name}};
   }
 
   void take_recipe(const json& saved, const CLI::App& app) override {
     if (app.count("--model") == 0) saved.at("model").get_to(arguments_.model);
     saved.at("context").get_to(arguments_.context);
+    saved.at("weights").get_to(arguments_.weights.name);
+    if (!saved.at("lora").is_null()) arguments_.lora = saved.at("lora");
+    if (!saved.at("lora_alpha").is_null()) arguments_.lora_alpha = saved.at("lora_alpha");
     if (!fs::exists(arguments_.model)) {
       throw std::runtime_error(arguments_.model +
                                " is gone: give the model's new place with --model");
@@ -68,12 +82,30 @@ class Finetune : public heed::examples::TrainingTask {
     if (fs::exists(out + "/config.json")) {
       throw std::runtime_error(out + " holds a model already: give another folder with --out");
     }
+    if (fs::exists(out + "/adapter_config.json")) {
+      throw std::runtime_error(out + " holds an adapter already: give another folder with --out");
+    }
+    if (!arguments_.lora && arguments_.lora_alpha) {
+      throw std::runtime_error("--lora-alpha needs --lora");
+    }
+    if (!arguments_.lora && arguments_.weights.chosen()) {
+      throw std::runtime_error(fmt::format(
+          "--weights {} needs --lora: packed weights cannot be trained", arguments_.weights.name));
+    }
+    if (arguments_.weights.chosen() && arguments_.run.training.dtype != "float32") {
+      throw std::runtime_error(
+          fmt::format("--weights {} needs --dtype float32", arguments_.weights.name));
+    }
     const auto most = heed::examples::published_context(model);
     if (app.count("--context") == 0) arguments_.context = std::min(arguments_.context, most);
     if (arguments_.context > most) {
       throw std::runtime_error(fmt::format("--context ({}) must be at most {}, as the model's",
                                            arguments_.context, most));
     }
+  }
+
+  uint64_t base_fingerprint() const override {
+    return arguments_.lora ? heed::examples::fingerprint_of_weights(arguments_.model) : 0;
   }
 
   heed::examples::TokenCorpus read_text(const std::string& path) override {
@@ -89,9 +121,16 @@ class Finetune : public heed::examples::TrainingTask {
   heed::examples::TrainedModel model() const override {
     const auto make = [this] {
       // Autocast keeps the parameters in float32, in which small steps are not lost.
-      const auto options = heed::PretrainedOptions().dtype(at::kFloat).head(true);
+      const auto options = heed::PretrainedOptions()
+                               .dtype(at::kFloat)
+                               .head(true)
+                               .weights(arguments_.weights.chosen());
       auto model = heed::load_pretrained(arguments_.model, options);
       model->stack->options.checkpointing(arguments_.checkpointing);
+      if (const auto rank = arguments_.lora) {
+        const auto alpha = arguments_.lora_alpha.value_or(2.0 * static_cast<double>(*rank));
+        heed::add_adapter(*model, heed::LoraOptions(*rank).alpha(alpha));
+      }
       if (arguments_.run.device == "cpu") check_memory(*model);
       return model;
     };
@@ -102,10 +141,14 @@ class Finetune : public heed::examples::TrainingTask {
   void write_model(const heed::Decoder& model, double /*loss*/,
                    const heed::examples::LossHistory& history) override {
     const auto& out = arguments_.run.out;
-    heed::examples::copy_companions(arguments_.model, out);
-    heed::save_pretrained(model, out, arguments_.model);
+    if (arguments_.lora) {
+      heed::save_adapter(*model, out, heed::AdapterOptions().source(arguments_.model));
+    } else {
+      heed::examples::copy_companions(arguments_.model, out);
+      heed::save_pretrained(model, out, arguments_.model);
+    }
     const auto before = history.held_out.front().second, after = history.held_out.back().second;
-    fmt::print("wrote the model and its losses to {}\n", out);
+    fmt::print("wrote the {} and its losses to {}\n", arguments_.lora ? "adapter" : "model", out);
     fmt::print(
         "held out: loss {:.3f} before, {:.3f} after; perplexity {:.4g} before, {:.4g} after\n",
         before, after, std::exp(before), std::exp(after));
@@ -130,7 +173,8 @@ int main(int argc, char** argv) {
   training.weight_decay = 0.01;
   heed::examples::CommandLine app(
       "Trains a language model in Hugging Face's format further, on a text, and evaluates it on a\n"
-      "tenth of the text that it is not trained on. Writes it, in float32, in the same format.\n"
+      "tenth of the text that it is not trained on. Writes it, in float32, in the same format;\n"
+      "with --lora the adapter alone, in the format of Hugging Face's PEFT.\n"
       "Trains in one process.",
       "finetune");
   app.folder("--model", arguments.model,
@@ -141,6 +185,15 @@ int main(int argc, char** argv) {
                    "tokens that the model sees at once; less if it cannot see as many", 1);
   app.add_flag("--checkpointing", arguments.checkpointing,
                "compute each block twice, which takes less memory; the result is the same");
+  app.whole_number(
+      "--lora", arguments.lora,
+      "train an adapter of this rank in place of the weights, which needs less memory; "
+      "generate and serve take it with --adapter",
+      1);
+  app.add("--lora-alpha", arguments.lora_alpha,
+          "the adapter is multiplied by this / its rank; twice the rank by default",
+          heed::examples::above_zero());
+  heed::examples::add_weights_option(app, arguments.weights);
   return app.run(argc, argv, [&] {
     Finetune task(arguments);
     const auto team = heed::examples::make_team_of_one();

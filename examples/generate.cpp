@@ -24,7 +24,7 @@ using heed::examples::LanguageModel;
 using heed::examples::TextGenerator;
 
 struct Arguments {
-  std::string model = "gpt";
+  std::string model = "gpt", adapter;
   std::string prompt, tokens;
   std::optional<int64_t> count;
   heed::examples::SamplingArguments sampling;
@@ -87,7 +87,7 @@ int run(const Arguments& arguments) {
   const auto options = heed::PretrainedOptions()
                            .dtype(dtype_of(arguments.dtype))
                            .weights(arguments.weights.chosen());
-  auto model = heed::examples::load_language_model(arguments.model, options);
+  auto model = heed::examples::load_language_model(arguments.model, options, arguments.adapter);
   model.model->to(at::Device(arguments.device));
   const auto sampling = arguments.sampling.chosen(model);
   const auto note = heed::examples::left_out(arguments.model, sampling);
@@ -121,6 +121,9 @@ int main(int argc, char** argv) {
   app.folder("--model", arguments.model,
              "a folder that train_gpt wrote, or one in Hugging Face's format: config.json, "
              "model.safetensors and, for text, tokenizer.json");
+  app.folder(
+      "--adapter", arguments.adapter,
+      "a folder that finetune --lora or Hugging Face's PEFT wrote, to change --model's text");
   auto* prompt = app.add_option("--prompt", arguments.prompt, "the beginning of the text");
   app.add_option("--tokens", arguments.tokens,
                  "the same as token ids, such as \"1 2 3\"; prints ids, too")
@@ -132,6 +135,6 @@ int main(int argc, char** argv) {
   app.device(arguments.device, "where to compute");
   app.choice("--dtype", arguments.dtype, "dtype of the model; auto: that of its file",
              {"auto", "float32", "bfloat16"});
-  heed::examples::add_weights_option(app, arguments.weights);
+  heed::examples::add_packing_options(app, arguments.weights);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

@@ -30,7 +30,7 @@ using heed::examples::BatchGenerator;
 using heed::examples::Prompt;
 
 struct Arguments {
-  std::string model = "gpt";
+  std::string model = "gpt", adapter;
   std::string prompts;
   bool json = false;
   std::optional<int64_t> tokens;
@@ -183,7 +183,8 @@ int run(Arguments arguments) {
   heed::examples::check_device(arguments.device);
   auto prompts = read_prompts(arguments.prompts);
   auto model = heed::examples::load_language_model(
-      arguments.model, heed::PretrainedOptions().weights(arguments.weights.chosen()));
+      arguments.model, heed::PretrainedOptions().weights(arguments.weights.chosen()),
+      arguments.adapter);
   if (!model.codec) throw std::runtime_error(arguments.model + " has no tokenizer.json");
   model.model->to(at::Device(arguments.device));
   const auto note = heed::examples::left_out(arguments.model, arguments.sampling.chosen(model));
@@ -227,6 +228,9 @@ int main(int argc, char** argv) {
   auto& batch = arguments.batch;
   app.folder("--model", arguments.model,
              "a folder that train_gpt wrote, or one in Hugging Face's format");
+  app.folder(
+      "--adapter", arguments.adapter,
+      "a folder that finetune --lora or Hugging Face's PEFT wrote, to change --model's answers");
   app.file("--prompts", arguments.prompts, "a file with a prompt on each line")->required();
   app.add_flag("--json", arguments.json,
                "each line is a JSON object, with a \"prompt\" and options of its own: \"tokens\", "
@@ -242,6 +246,6 @@ int main(int argc, char** argv) {
   app.whole_number("--page-size", batch.page_size, "tokens in a page, a multiple of 16", 16);
   heed::examples::add_sampling_options(app, arguments.sampling);
   app.device(arguments.device, "where to compute");
-  heed::examples::add_weights_option(app, arguments.weights);
+  heed::examples::add_packing_options(app, arguments.weights);
   return app.run(argc, argv, [&] { return run(arguments); });
 }

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "support/files.h"
+#include "support/fingerprint.h"
 
 namespace heed::examples {
 
@@ -106,13 +107,10 @@ TokenCorpus encode(const Corpus& corpus, const Codec& codec) {
 }
 
 uint64_t fingerprint(const TokenCorpus& corpus) {
-  // FNV-1a, by Fowler, Noll and Vo.
-  uint64_t hash = 0xcbf29ce484222325U;
-  for (const auto& tokens : {corpus.training, corpus.held_out}) {
-    const auto* bytes = static_cast<const unsigned char*>(tokens.const_data_ptr());
-    for (size_t i = 0; i < tokens.nbytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3U;
-  }
-  return hash;
+  const auto bytes_of = [](const at::Tensor& tokens) {
+    return std::string_view(static_cast<const char*>(tokens.const_data_ptr()), tokens.nbytes());
+  };
+  return fingerprint(bytes_of(corpus.held_out), fingerprint(bytes_of(corpus.training)));
 }
 
 }  // namespace heed::examples

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/tensor.h>
 #include <fmt/core.h>
+#include <heed/adapters.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -89,11 +90,26 @@ bool LanguageModel::must_read_again(int64_t read, int64_t length) const {
   return read > 0 && (crosses(stack.block()) || std::any_of(blocks.begin(), blocks.end(), crosses));
 }
 
-LanguageModel load_language_model(const std::string& folder, const PretrainedOptions& options) {
-  const auto trained = folder + "/model.json", published = folder + "/config.json";
-  if (exists(trained)) return load_trained(folder, options);
-  if (exists(published)) return load_published(folder, options);
-  throw std::runtime_error("cannot read " + folder + ": it has neither model.json nor config.json");
+LanguageModel load_language_model(const std::string& folder, const PretrainedOptions& options,
+                                  const std::string& adapter) {
+  if (exists(folder + "/model.json")) {
+    if (adapter.empty()) return load_trained(folder, options);
+    throw std::runtime_error(folder +
+                             " is a model of train_gpt, which --adapter cannot change: "
+                             "give one in Hugging Face's format with --model");
+  }
+  if (exists(folder + "/config.json")) {
+    auto published = load_published(folder, options);
+    if (adapter.empty()) return published;
+    const bool packed = adapter_parameters(*published.model).empty();  // of which none is trained
+    load_adapter(*published.model, adapter, AdapterOptions().source(folder));
+    if (!packed) merge_adapter(*published.model);
+    return published;
+  }
+  throw std::runtime_error("cannot read " + folder + ": it has " +
+                           (exists(folder + "/adapter_config.json")
+                                ? "an adapter: give it with --adapter, and its model with --model"
+                                : "neither model.json nor config.json"));
 }
 
 }  // namespace heed::examples

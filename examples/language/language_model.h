@@ -49,8 +49,10 @@ struct LanguageModel {
 };
 
 /// Loads a model of train_gpt (model.json), or a published one in Hugging Face's format
-/// (config.json), with the dtype and the weights of the options. Throws std::runtime_error or
-/// c10::ValueError when a file is missing, damaged or not supported.
-LanguageModel load_language_model(const std::string& folder, const PretrainedOptions& options = {});
+/// (config.json), with the dtype and the weights of the options. The adapter of a published model,
+/// if its folder is given, becomes part of the weights, or stays beside packed ones. Throws
+/// std::runtime_error or c10::ValueError when a file is missing, damaged or not supported.
+LanguageModel load_language_model(const std::string& folder, const PretrainedOptions& options = {},
+                                  const std::string& adapter = "");
 
 }  // namespace heed::examples

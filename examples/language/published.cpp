@@ -2,12 +2,15 @@
 
 #include <heed/pretrained.h>
 
+#include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 
 #include "generation_config.h"
 #include "support/files.h"
+#include "support/fingerprint.h"
 #include "support/json_file.h"
 #include "text/tokenizer.h"
 
@@ -48,6 +51,23 @@ LanguageModel load_published(const std::string& folder, const PretrainedOptions&
   language_model.start = special_tokens(folder, "bos_token_id");
   language_model.ends = special_tokens(folder, "eos_token_id");
   return language_model;
+}
+
+uint64_t fingerprint_of_weights(const std::string& folder) {
+  std::set<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const auto end = entry.path().extension();
+    if (end == ".safetensors" || end == ".bin") paths.insert(entry.path());
+  }
+  auto whole = fingerprint("");
+  std::string part(size_t{1} << 20, '\0');
+  for (const auto& path : paths) {
+    auto file = open_file(path);
+    while (file.read(part.data(), static_cast<std::streamsize>(part.size())), file.gcount() > 0) {
+      whole = fingerprint({part.data(), static_cast<size_t>(file.gcount())}, whole);
+    }
+  }
+  return whole;
 }
 
 void copy_companions(const std::string& from, const std::string& to) {

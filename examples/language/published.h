@@ -22,6 +22,10 @@ int64_t published_context(const std::string& folder);
 /// The tokenizer of the folder; empty if there is none.
 std::shared_ptr<const Codec> published_codec(const std::string& folder);
 
+/// A number that differs between different weights, of whichever format the folder has them in.
+/// Throws std::runtime_error when they cannot be read.
+uint64_t fingerprint_of_weights(const std::string& folder);
+
 /// Copies what belongs to the tokenizer and to generation, for a model that was made from this
 /// one.
 void copy_companions(const std::string& from, const std::string& to);

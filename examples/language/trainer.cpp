@@ -32,11 +32,19 @@ Decoder make_seeded(const TrainedModel& trained, const TrainingOptions& training
   return model;
 }
 
+torch::OrderedDict<std::string, at::Tensor> named_trained_parameters(const Decoder& model) {
+  torch::OrderedDict<std::string, at::Tensor> trained;
+  for (const auto& parameter : model->named_parameters()) {
+    if (parameter.value().requires_grad()) trained.insert(parameter.key(), parameter.value());
+  }
+  return trained;
+}
+
 /// Matrices decay, the norms' weights do not.
 FusedAdamW make_optimizer(const Decoder& model, const TrainingOptions& options) {
   std::vector<at::Tensor> matrices, vectors;
-  for (const auto& parameter : model->parameters()) {
-    (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
+  for (const auto& parameter : named_trained_parameters(model)) {
+    (parameter.value().dim() > 1 ? matrices : vectors).push_back(parameter.value());
   }
   const auto settings = [&](double decay) {
     return std::make_unique<torch::optim::AdamWOptions>(
@@ -97,7 +105,7 @@ std::string square_of(const std::string& name) { return "optimizer.exp_avg_sq." 
 
 std::map<std::string, std::vector<int64_t>> shapes_of(const Decoder& model) {
   std::map<std::string, std::vector<int64_t>> shapes;
-  for (const auto& parameter : model->named_parameters()) {
+  for (const auto& parameter : named_trained_parameters(model)) {
     shapes[parameter.key()] = parameter.value().sizes().vec();
   }
   return shapes;
@@ -150,7 +158,10 @@ Trainer::Trainer(const TrainedModel& trained, const TrainingOptions& training,
         fmt::format("the text's held-out tenth, {} {}, must be longer than the context ({})",
                     held_out_.size(0), trained.tokens, trained.context));
   }
-  for (const auto& parameter : distinct_parameters(*model_)) parameters_ += parameter.numel();
+  for (const auto& parameter : distinct_parameters(*model_)) {
+    parameters_ += parameter.numel();
+    if (parameter.requires_grad()) trained_parameters_ += parameter.numel();
+  }
   shapes_ = shapes_of(model_);
   team_.split(model_);
 }
@@ -230,7 +241,7 @@ Decoder Trainer::model() const {
 
 void Trainer::save(const std::string& path, const std::string& about) const {
   NamedTensors tensors;
-  for (const auto& parameter : model_->named_parameters()) {
+  for (const auto& parameter : named_trained_parameters(model_)) {
     const auto& name = parameter.key();
     const auto keep_whole = [&](const std::string& full, const at::Tensor& part) {
       const auto whole = team_.whole(model_, name, part.detach());
@@ -282,7 +293,7 @@ void Trainer::load(const Checkpoint& checkpoint) {
     return shared(team_, dtype, sizes, [&] { return checkpoint.at(name, dtype, sizes); });
   };
   const torch::NoGradGuard no_grad;
-  for (auto& parameter : model_->named_parameters()) {
+  for (const auto& parameter : named_trained_parameters(model_)) {
     const auto& name = parameter.key();
     const auto part = [&](const std::string& full) {
       return team_.part(model_, name, read(full, at::kFloat, shapes_.at(name))).to(device_);

@@ -41,9 +41,9 @@ struct TrainedModel {
   bool knows_something = false;  ///< whether it is evaluated before the first step, too
 };
 
-/// Trains a language model step by step, with a team whose processes call the same functions. It
-/// depends only on its options, the corpus and the state that `save` writes, so that a continued
-/// run gives the same bits as one without a break.
+/// Trains the parameters of a language model that require gradients step by step, with a team whose
+/// processes call the same functions. It depends only on its options, the corpus and the state that
+/// `save` writes, so that a continued run gives the same bits as one without a break.
 class Trainer {
  public:
   /// Seeds LibTorch's generators, then makes the model. Throws std::runtime_error when the corpus
@@ -60,14 +60,15 @@ class Trainer {
 
   int64_t steps_done() const { return static_cast<int64_t>(history_.training.size()); }
   double tokens_a_step() const;
-  /// How many numbers the whole model has.
+  /// How many numbers the whole model has, and how many of them are trained.
   int64_t parameters() const { return parameters_; }
+  int64_t trained_parameters() const { return trained_parameters_; }
   LossHistory& history() { return history_; }
   /// The whole model; the processes may each hold a part of it.
   Decoder model() const;
 
-  /// Writes the state and `about` into a file, which does not depend on the team. The leader
-  /// throws c10::ValueError when that is impossible.
+  /// Writes the state, without parameters that are not trained, and `about` into a file, which does
+  /// not depend on the team. The leader throws c10::ValueError when that is impossible.
   void save(const std::string& path, const std::string& about) const;
   /// Throws std::runtime_error unless the state is one that such a training saved.
   void load(const Checkpoint& checkpoint);
@@ -83,8 +84,8 @@ class Trainer {
   at::Device device_;
   at::Tensor training_, held_out_;  // [N]
   Decoder model_;
-  int64_t parameters_ = 0;                              // counted before the model is split
-  std::map<std::string, std::vector<int64_t>> shapes_;  // of the whole parameters, by name
+  int64_t parameters_ = 0, trained_parameters_ = 0;     // counted before the model is split
+  std::map<std::string, std::vector<int64_t>> shapes_;  // of the whole trained parameters, by name
   FusedAdamW optimizer_;
   LossHistory history_;
 };

@@ -55,8 +55,9 @@ void take_whole_recipe(const json& saved, TrainingTask& task, RunOptions& option
   for (const auto& [name, value] : saved.items()) {
     const auto flag = flag_of(name);
     if (!is_path(name) && app.count(flag) > 0 && given.at(name) != value) {
-      throw std::runtime_error(fmt::format("{} ({}) must be {}, as when the run in {} began", flag,
-                                           given.at(name).dump(), value.dump(), options.out));
+      throw std::runtime_error(fmt::format(
+          "{} ({}) must be {}, as when the run in {} began", flag, given.at(name).dump(),
+          value.is_null() ? "left out" : value.dump(), options.out));
     }
   }
   task.take_recipe(saved, app);
@@ -73,10 +74,14 @@ json read_about(const Checkpoint& checkpoint, const json& options, CLI::App& app
     for (const auto& [name, value] : options.items()) {
       const auto& saved = recipe.at(name);
       if (saved.is_string() != value.is_string()) throw std::runtime_error(name + " is no option");
-      if (!is_path(name)) check_as_given(*app.get_option(flag_of(name)), saved);
+      if (is_path(name)) continue;
+      auto& option = *app.get_option(flag_of(name));
+      const bool is_left_out = saved.is_null() && option.get_default_str().empty();
+      if (!is_left_out) check_as_given(option, saved);
     }
     if (recipe.size() != options.size()) throw std::runtime_error("it has too many options");
     about.at("fingerprint");
+    about.at("base_fingerprint");
     return about;
   } catch (const std::exception& error) {
     checkpoint.check(false, error.what());
@@ -133,6 +138,13 @@ TokenCorpus read_same_text(TrainingTask& task, const RunOptions& options, const 
                              " began");
   }
   return corpus;
+}
+
+/// "12 parameters", or "12 parameters, 3 of them trained"
+std::string size_of_model(const Trainer& trainer) {
+  const auto all = trainer.parameters(), trained = trainer.trained_parameters();
+  return fmt::format("{} parameters", all) +
+         (trained < all ? fmt::format(", {} of them trained", trained) : "");
 }
 
 /// "step  10/300  loss 2.345  held out 2.401"
@@ -219,9 +231,16 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
     team.run_in_leader([&] { refuse_other_run(options); });
     task.prepare(app);
   }
+  const auto base = task.base_fingerprint();
+  if (options.resume && about.at("base_fingerprint") != base) {
+    throw std::runtime_error("the model's weights are no longer what they were when the run in " +
+                             options.out + " began");
+  }
   const auto corpus =
       options.resume ? read_same_text(task, options, about) : task.read_text(options.text);
-  about = {{"recipe", whole_recipe(task, options)}, {"fingerprint", fingerprint(corpus)}};
+  about = {{"recipe", whole_recipe(task, options)},
+           {"fingerprint", fingerprint(corpus)},
+           {"base_fingerprint", base}};
   team.check_same("the options and the text", about.dump());
   const auto trained = task.model();
   Trainer trainer(trained, options.training, corpus, at::Device(options.device), team);
@@ -238,9 +257,9 @@ int run_training(TrainingTask& task, RunOptions& options, CLI::App& app, Team& t
   }
 
   if (team.leads()) {
-    fmt::print("{} file{}, {} {} to train on, {} held out; {} parameters\n", corpus.files,
+    fmt::print("{} file{}, {} {} to train on, {} held out; {}\n", corpus.files,
                corpus.files == 1 ? "" : "s", corpus.training.numel(), trained.tokens,
-               corpus.held_out.numel(), trainer.parameters());
+               corpus.held_out.numel(), size_of_model(trainer));
   }
   if (!options.resume && trained.knows_something) {
     trainer.history().held_out.emplace_back(0, trainer.evaluate(kEvaluated));

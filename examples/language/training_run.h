@@ -42,6 +42,9 @@ class TrainingTask {
   /// Checks what a new run needs, before the text is read.
   virtual void prepare(const CLI::App& /*app*/) {}
 
+  /// A number that differs between different models, if the state for --resume has only a part of
+  /// the model's parameters.
+  virtual uint64_t base_fingerprint() const { return 0; }
   virtual TokenCorpus read_text(const std::string& path) = 0;
   /// The text has been read.
   virtual TrainedModel model() const = 0;

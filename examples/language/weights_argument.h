@@ -11,7 +11,8 @@
 
 namespace heed::examples {
 
-/// The options --weights and --quantize-activations of programs that run a model.
+/// The options --weights and --quantize-activations of programs that run a model, or train an
+/// adapter of one.
 struct WeightsArgument {
   std::string name = "plain";
   bool quantize_activations = false;
@@ -35,6 +36,10 @@ inline void add_weights_option(CommandLine& app, WeightsArgument& weights) {
   app.choice("--weights", weights.name,
              "plain: as they are; packed: in the layout of products, or with fewer bits as well",
              {"plain", "packed", "bfloat16", "int8", "int4"});
+}
+
+inline void add_packing_options(CommandLine& app, WeightsArgument& weights) {
+  add_weights_option(app, weights);
   app.add_flag("--quantize-activations", weights.quantize_activations,
                "with --weights int8: round the inputs of products to 8 bits too, for long prompts");
 }

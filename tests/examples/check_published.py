@@ -4,7 +4,7 @@
 
 DIR is emptied. The models are a Llama, a GPT-2 and a Phi-3 with random weights, and a tokenizer that
 is trained on the text. The texts of Phi-3 outgrow the length that its frequencies are trained for.
-Exits with 77 where Python has no transformers.
+Exits with 77 where Python has no transformers. Adapters are compared where it has peft.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made here
 
@@ -28,6 +28,11 @@ except ImportError as error:
     print(f"check_published.py: cannot import {error.name}")
     sys.exit(77)
 
+try:
+    import peft
+except ImportError:
+    peft = None
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from seeds import moved  # noqa: E402
 
@@ -35,6 +40,7 @@ PROMPTS = ["The library", "const at::Tensor& x = é€😀", "  two  spaces\n", 
 # The loss is a mean of some thousand losses, of float32 scores that are rounded in another order, as
 # loss.csv writes them: with 6 digits.
 LOSS_TOLERANCE = 1e-5
+INT8_TOLERANCE = 0.01
 # Fields of generation_config.json that generate and serve leave out, with a value that changes the
 # text and one that does not; and those that make no difference to them.
 LEFT_OUT = {
@@ -161,9 +167,16 @@ def make_models(out: Path, tokenizer) -> Dict[str, Path]:
     return folders
 
 
-def answer(folder: Path, tokens: List[int], count: int, **options) -> List[int]:
+def load(folder: Path, adapter: Optional[Path] = None) -> torch.nn.Module:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    return (peft.PeftModel.from_pretrained(model, adapter) if adapter else model).eval()
+
+
+def answer(
+    folder: Path, tokens: List[int], count: int, adapter: Optional[Path] = None, **options
+) -> List[int]:
     """What transformers generates, with the prompt and without the end of the text."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = load(folder, adapter)
     prompt = torch.tensor([tokens])
     with torch.no_grad():
         whole = model.generate(
@@ -179,22 +192,26 @@ def answer(folder: Path, tokens: List[int], count: int, **options) -> List[int]:
     return whole[:-1] if whole[-1] in ends else whole
 
 
-def check_answers(generate: Path, folder: Path, tokenizer) -> None:
+def check_answers(
+    generate: Path, folder: Path, tokenizer, adapter: Optional[Path] = None
+) -> None:
+    more = ["--adapter", adapter] if adapter else []
     context = transformers.AutoConfig.from_pretrained(folder).max_position_embeddings
     for prompt in PROMPTS:
         tokens = tokenizer(prompt).input_ids
         count = min(40, context - len(tokens))
         expected = tokenizer.decode(
-            answer(folder, tokens, count),
+            answer(folder, tokens, count, adapter),
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )
-        options = ["--prompt", prompt] if prompt else []
+        options = ["--prompt", prompt, *more] if prompt else more
         done = run(generate, "--model", folder, *options, "--greedy", "--count", count)
         expect(f"{folder.name} of {prompt!r}", done.stdout.decode(), expected + "\n")
 
-    numbers = run(generate, "--model", folder, "--tokens", "5 6 7", "--greedy", "--count", 20)
-    expected = " ".join(map(str, answer(folder, [5, 6, 7], 20)))
+    options = ["--tokens", "5 6 7", *more]
+    numbers = run(generate, "--model", folder, *options, "--greedy", "--count", 20)
+    expected = " ".join(map(str, answer(folder, [5, 6, 7], 20, adapter)))
     expect(f"{folder.name} of numbers", numbers.stdout.decode(), expected + "\n")
 
 
@@ -407,7 +424,14 @@ def check_dtypes(generate: Path, folder: Path, out: Path) -> None:
     expect("the answer in the file's float32", by("rounded", "auto"), by("rounded", "float32"))
 
 
-def held_out_loss(folder: Path, tokenizer, text: Path, context: int) -> float:
+def held_out_losses(out: Path) -> List[float]:
+    rows = csv.DictReader((out / "loss.csv").open())
+    return [float(row["held_out_loss"]) for row in rows if row["held_out_loss"]]
+
+
+def held_out_loss(
+    folder: Path, tokenizer, text: Path, context: int, adapter: Optional[Path] = None
+) -> float:
     """Of 128 contexts, which are evenly spread over the last tenth of the text."""
     content = text.read_bytes()
     part = content[len(content) - len(content) // 10 :].decode()
@@ -416,7 +440,7 @@ def held_out_loss(folder: Path, tokenizer, text: Path, context: int) -> float:
     count = min(128, every)
     starts = [i * every // count * context for i in range(count)]
     windows = torch.stack([tokens[start : start + context + 1] for start in starts])
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = load(folder, adapter)
     with torch.no_grad():
         scores = model(windows[:, :-1]).logits
     return torch.nn.functional.cross_entropy(
@@ -430,8 +454,7 @@ def check_finetune(options, folder: Path, tokenizer) -> None:
     arguments += ["--learning-rate", 0.01, "--warm-up", 5, "--accumulate", 2]
     arguments += ["--evaluate-every", 20]
     whole = run(options.finetune, "--out", base, *arguments)
-    rows = list(csv.DictReader((base / "loss.csv").open()))
-    losses = [float(row["held_out_loss"]) for row in rows if row["held_out_loss"]]
+    losses = held_out_losses(base)
     expect("evaluations", len(losses), 4)
     # Untrained, it is ln(400) = 6 and more; how often each token comes gives about 5.
     if not losses[-1] < losses[0] - 1.5:
@@ -454,8 +477,47 @@ def check_finetune(options, folder: Path, tokenizer) -> None:
 
     low = options.out / f"{folder.name}_bfloat16"
     run(options.finetune, "--out", low, *arguments, "--dtype", "bfloat16")
-    rows = list(csv.DictReader((low / "loss.csv").open()))
-    expect_close("the loss with bfloat16", float(rows[-1]["held_out_loss"]), losses[-1], 0.02)  # 8 bits
+    expect_close("the loss with bfloat16", held_out_losses(low)[-1], losses[-1], 0.02)  # 8 bits
+
+
+def check_lora(options, folder: Path, tokenizer) -> None:
+    """Adapters beside weights as they are and packed ones."""
+    arguments = ["--model", folder, "--text", options.text, "--context", 32, "--steps", 60]
+    arguments += ["--learning-rate", 0.02, "--warm-up", 5, "--evaluate-every", 20, "--lora", 4]
+    prompts = options.out / "adapted_prompt.txt"
+    prompts.write_text("The library\n")
+    for weights, tolerance in (("plain", LOSS_TOLERANCE), ("int8", INT8_TOLERANCE)):
+        adapter = options.out / f"{folder.name}_lora_{weights}"
+        packing = ["--weights", weights]
+        told = run(options.finetune, "--out", adapter, *arguments, *packing).stdout.decode()
+        if not re.search(r"; \d+ parameters, \d+ of them trained\n", told):
+            sys.exit(f"it was not told how many parameters are trained: {told}")
+        losses = held_out_losses(adapter)
+        if not losses[-1] < losses[0] - 0.4:
+            sys.exit(f"the adapter of {folder.name}, {weights}, has not learned: {losses}")
+        if (adapter / "config.json").exists():
+            sys.exit(f"{adapter} has the config.json of a model")
+
+        broken = options.out / f"{folder.name}_lora_{weights}_broken"
+        run(options.finetune, "--out", broken, *arguments, *packing, "--stop-after", 25)
+        run(options.finetune, "--out", broken, "--resume", "--checkpointing")
+        for name in ("adapter_model.safetensors", "adapter_config.json", "loss.csv"):
+            expect(f"{name} of a resumed run", (broken / name).read_bytes(),
+                   (adapter / name).read_bytes())  # fmt: skip
+
+        model = ["--model", folder, *packing, "--greedy"]
+        prompt = ["--prompt", "The library", "--count", 40]
+        text = run(options.generate, *model, "--adapter", adapter, *prompt).stdout.decode()
+        if text == run(options.generate, *model, *prompt).stdout.decode():
+            sys.exit(f"the adapter of {folder.name}, {weights}, does not change the text")
+        served = run(options.serve, *model, "--adapter", adapter, "--prompts", prompts, "--tokens", 40)
+        expect(f"the answer of serve, {weights}", served.stdout.decode(), f"==> 1 <==\n{text}")
+        if peft is None:
+            continue
+        by_python = held_out_loss(folder, tokenizer, options.text, 32, adapter)
+        expect_close(f"the loss of {adapter}", losses[-1], by_python, tolerance)
+        if weights == "plain":
+            check_answers(options.generate, folder, tokenizer, adapter)
 
 
 def check_refusals(options, llama: Path) -> None:
@@ -474,6 +536,12 @@ def check_refusals(options, llama: Path) -> None:
     missing = out / "missing"
     text = ["--text", options.text]
     new = ["--out", out / "new"]
+    adapter = out / "llama_lora_plain"
+    other = out / "other"
+    shutil.copytree(llama, other)
+    transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(llama)
+    ).save_pretrained(other)
     model = ["--model", llama]
     generate, finetune = options.generate, options.finetune
     refusals = [
@@ -485,6 +553,11 @@ def check_refusals(options, llama: Path) -> None:
         (generate, ["--model", out / "bert"],
          f"load_pretrained: {out}/bert/config.json must describe a Decoder; it describes a "
          "TextEncoder"),
+        (generate, ["--model", adapter],
+         f"cannot read {adapter}: it has an adapter: give it with --adapter, and its model with "
+         "--model"),
+        (generate, [*model, "--adapter", missing],
+         f"load_adapter: folder ({missing}) must exist"),
         (generate, [*model, "--tokens", "1 2x"],
          "tokens must be whole numbers from 0 to 399, not 2x"),
         (generate, [*model, "--tokens", "1 400"],
@@ -510,6 +583,22 @@ def check_refusals(options, llama: Path) -> None:
          f"{tuned} holds a run already: --resume goes on with it, --out takes another"),
         (finetune, [*model, *text, "--out", llama],
          f"{llama} holds a model already: give another folder with --out"),
+        (finetune, [*model, *text, *new, "--lora-alpha", 8], "--lora-alpha needs --lora"),
+        (finetune, [*model, *text, *new, "--weights", "int8"],
+         "--weights int8 needs --lora: packed weights cannot be trained"),
+        (finetune, [*model, *text, *new, "--lora", 4, "--weights", "int8", "--dtype", "bfloat16"],
+         "--weights int8 needs --dtype float32"),
+        (finetune, ["--model", out / "bert", *text, *new, "--lora", 4],
+         f"load_pretrained: {out}/bert/config.json must describe a Decoder; it describes a "
+         "TextEncoder"),
+        (finetune, ["--out", tuned, "--resume", "--lora", 4],
+         f"--lora (4) must be left out, as when the run in {tuned} began"),
+        (finetune, ["--out", adapter, "--resume", "--lora", 8],
+         f"--lora (8) must be 4, as when the run in {adapter} began"),
+        (finetune, ["--out", adapter, "--resume", "--model", other],
+         f"the model's weights are no longer what they were when the run in {adapter} began"),
+        (finetune, [*model, *text, "--out", adapter],
+         f"{adapter} holds a run already: --resume goes on with it, --out takes another"),
         (finetune, ["--out", tuned, "--resume", "--steps", 70],
          f"--steps (70) must be 60, as when the run in {tuned} began"),
         (finetune, ["--out", tuned, "--resume", "--model", missing],
@@ -543,6 +632,7 @@ def main() -> None:
         check_serve(options, folder, tokenizer)
     for name in ("llama", "gpt2"):
         check_finetune(options, folders[name], tokenizer)
+        check_lora(options, folders[name], tokenizer)
     check_left_out(options, folders["llama"])
     check_settings(options, folders["llama"], tokenizer)
     check_texts(options, folders["llama"], tokenizer)

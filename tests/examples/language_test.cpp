@@ -304,6 +304,11 @@ TEST_F(Language, SavesTheModelWithItsOptions) {
   torch::manual_seed(test::moved(3));
   const auto saved = make_gpt(small_options());
   save_gpt(saved, small_options(), folder_);
+  EXPECT_THAT(
+      [&] { load_language_model(folder_, {}, folder_ / "adapter"); },
+      ::testing::ThrowsMessage<std::runtime_error>(
+          folder_.string() + " is a model of train_gpt, which --adapter cannot change: give "
+                             "one in Hugging Face's format with --model"));
   const auto loaded = load_language_model(folder_);
   EXPECT_EQ(loaded.context, small_options().context);
   const auto expected = saved->parameters(), actual = loaded.model->parameters();

@@ -3,6 +3,7 @@ heed_test_example(NAME finetune.help
   RUN $<TARGET_FILE:finetune> --help
   PRINTS "--checkpointing +compute each block twice, which takes less memory; the result is the")
 heed_test_refused(finetune "--steps: ${whole} 1 to 1000000000000000, not 0" --steps 0)
+heed_test_refused(finetune "--lora: ${whole} 1 to 1000000000000000, not 0" --lora 0)
 heed_test_example(NAME finetune.empty_model
   RUN $<TARGET_FILE:finetune> --model=
   EXIT 114

@@ -1,6 +1,8 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <heed/adapters.h>
+#include <heed/pack_weights.h>
 #include <heed/weights.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/script.h>
@@ -13,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -27,11 +30,25 @@
 #include "language/trainer.h"
 #include "language/training_run.h"
 #include "small_gpt.h"
+#include "support/seeds.h"
 
 namespace heed::examples {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// A small GPT whose weights are frozen, and packed if `format` is given, beside adapters. They do
+/// not depend on the training's seed, as those of a file do not.
+TrainedModel adapted_model(const std::optional<PackFormat>& format = {}) {
+  const auto make = [=] {
+    torch::manual_seed(test::moved(7));
+    auto model = make_gpt(small_options(), 0.1);
+    if (format) pack_weights(*model, *format);
+    add_adapter(*model, LoraOptions(/*rank=*/4).dropout(0.1));
+    return model;
+  };
+  return {make, small_options().context};
+}
 
 TEST_F(Language, GoesOnBitForBit) {
   std::string text;
@@ -42,11 +59,17 @@ TEST_F(Language, GoesOnBitForBit) {
   training.warm_up = 2;
   training.batch_size = 4;
   training.accumulate = 2;
-  for (const auto* dtype : {"float32", "bfloat16"}) {
+  const std::pair<std::string, TrainedModel> runs[] = {
+      {"float32", trained_model(0.1)},
+      {"bfloat16", trained_model(0.1)},
+      {"float32", adapted_model()},
+      {"bfloat16", adapted_model()},
+      {"float32", adapted_model(PackFormat::int8)}};
+  for (const auto& [dtype, model] : runs) {
     training.dtype = dtype;
-    Trainer unbroken(trained_model(0.1), training, corpus, at::kCPU, *team);
+    Trainer unbroken(model, training, corpus, at::kCPU, *team);
     for (int i = 0; i < 6; ++i) unbroken.step();
-    Trainer broken_off(trained_model(0.1), training, corpus, at::kCPU, *team);
+    Trainer broken_off(model, training, corpus, at::kCPU, *team);
     for (int i = 0; i < 3; ++i) broken_off.step();
     broken_off.history().held_out.emplace_back(3, broken_off.evaluate());
     const auto path = (folder_ / "state").string();
@@ -54,15 +77,52 @@ TEST_F(Language, GoesOnBitForBit) {
     const Checkpoint checkpoint(path, *team);
     EXPECT_EQ(checkpoint.about(), "about it");
     training.seed = 1;  // what is loaded takes its place
-    Trainer resumed(trained_model(0.1), training, corpus, at::kCPU, *team);
+    Trainer resumed(model, training, corpus, at::kCPU, *team);
     training.seed = 0;
     resumed.load(checkpoint);
     for (int i = 0; i < 3; ++i) resumed.step();
     EXPECT_EQ(resumed.history().training, unbroken.history().training) << dtype;
     EXPECT_EQ(resumed.history().held_out, broken_off.history().held_out);
-    const auto expected = unbroken.model()->parameters();
-    const auto actual = resumed.model()->parameters();
+    const auto expected = adapter_parameters(*unbroken.model());
+    const auto actual = adapter_parameters(*resumed.model());
+    ASSERT_EQ(actual.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  }
+}
+
+TEST_F(Language, TrainsAndSavesAnAdapterAlone) {
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "Line " + std::to_string(i % 7) + ".\n";
+  const auto corpus = bytes_of(text, text.substr(0, 100));
+  TrainingOptions training;
+  training.learning_rate = 0.02;
+  training.warm_up = 2;
+  training.steps = 30;
+  for (const auto& format : {std::optional<PackFormat>(), std::optional(PackFormat::int8)}) {
+    Trainer trainer(adapted_model(format), training, corpus, at::kCPU, *team);
+    const auto model = trainer.model();
+    std::vector<std::pair<at::Tensor, at::Tensor>> frozen;  // packed weights cannot be cloned
+    for (const auto& parameter : model->parameters()) {
+      if (parameter.requires_grad() || (format && parameter.dim() > 1)) continue;
+      frozen.emplace_back(parameter, parameter.clone());
+    }
+    EXPECT_GE(frozen.size(), 4U);
+    int64_t trained = 0;
+    for (const auto& parameter : adapter_parameters(*model)) trained += parameter.numel();
+    EXPECT_EQ(trainer.trained_parameters(), trained);
+    EXPECT_GT(trainer.parameters(), trained);
+    const auto before = trainer.evaluate();
+    for (int i = 0; i < training.steps; ++i) trainer.step();
+    EXPECT_LT(trainer.evaluate(), before - 0.2);
+    for (const auto& [after, at_first] : frozen) EXPECT_TRUE(after.equal(at_first));
+    const auto path = (folder_ / "state").string();
+    trainer.save(path, "about it");
+    for (const auto& [name, tensor] : read_weights(path)) {
+      if (name.find("model.") != 0) continue;
+      EXPECT_THAT(name, ::testing::HasSubstr(".lora_"));
+      trained -= tensor.numel();
+    }
+    EXPECT_EQ(trained, 0);
   }
 }
 
@@ -221,14 +281,17 @@ TEST_F(ChangedCheckpoint, IsReadOrRefusedWhateverItsBytes) {
   EXPECT_LT(read, kFiles);
 }
 
-/// Trains a tiny model, whose number of layers is its option.
+/// Trains a tiny model, whose options are the number of layers, and a rank that may be left out.
 class TinyTask : public TrainingTask {
  public:
   explicit TinyTask(CLI::App& app) {
     app.add_option("--layers", model_.layers)->check(CLI::Range(1, 4));
+    app.add_option("--rank", rank_)->check(CLI::Range(1, 4));
   }
 
-  nlohmann::json recipe() const override { return {{"layers", model_.layers}}; }
+  nlohmann::json recipe() const override {
+    return {{"layers", model_.layers}, {"rank", rank_ ? nlohmann::json(*rank_) : nlohmann::json()}};
+  }
   void take_recipe(const nlohmann::json& saved, const CLI::App& /*app*/) override {
     saved.at("layers").get_to(model_.layers);
   }
@@ -243,6 +306,7 @@ class TinyTask : public TrainingTask {
 
  private:
   GptOptions model_ = small_options();
+  std::optional<int> rank_;
 };
 
 TEST_F(Language, RefusesOptionsInACheckpointThatTheCommandLineRefuses) {
@@ -278,6 +342,9 @@ TEST_F(Language, RefusesOptionsInACheckpointThatTheCommandLineRefuses) {
   EXPECT_EQ(error_with("/recipe/evaluate_every", 0), "--evaluate-every:" + whole + "0");
   EXPECT_EQ(error_with("/recipe/steps", -1), "--steps:" + whole + "-1");
   EXPECT_EQ(error_with("/recipe/steps", 1.5), "--steps:" + whole + "1.5");
+  EXPECT_EQ(error_with("/recipe/steps", nullptr), "--steps:" + whole + "null");
+  EXPECT_NE(error_with("/recipe/rank", 0), "");
+  EXPECT_EQ(error_with("/recipe/rank", nullptr), "");
   EXPECT_EQ(error_with("/recipe/steps", {1}), "--steps:" + whole + "[1]");
   EXPECT_EQ(error_with("/recipe/steps", "2"), "steps is no option");
   EXPECT_EQ(error_with("/recipe/text", 7), "text is no option");
