@@ -141,6 +141,7 @@ void add_adapter(torch::nn::Module& module, const LoraOptions& options) {
     for (const auto& [name, place] : adapted) detail::check_adaptable(name, place);
     const auto trained = trained_wholly(module, adapted, options.modules_to_save());
     std::vector<NewAdapter> adapters;
+    adapters.reserve(adapted.size());
     for (const auto& [name, place] : adapted) {
       adapters.push_back({place,
                           new_parameters(place.layer().weight, options),

@@ -204,8 +204,8 @@ class BeamSearch {
       }
     }
     const auto parents = search.beams.advance(std::move(candidates));
-    std::vector<int64_t> next;
-    for (const auto parent : parents) next.push_back(cache_.fork(search.sequences[parent]));
+    auto next =
+        c10::fmap(parents, [&](size_t parent) { return cache_.fork(search.sequences[parent]); });
     for (const auto sequence : search.sequences) cache_.remove(sequence);
     search.sequences = std::move(next);
   }

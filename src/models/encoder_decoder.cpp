@@ -53,9 +53,10 @@ void EncoderDecoderImpl::check_options() const {
              "{}: encoder vocab_size ({}) must equal decoder vocab_size ({}) without "
              "token_embedding",
              kEncoderDecoder, text->vocab_size(), decoder.vocab_size());
-  HEED_CHECK(text->embedding_dim().value_or(width) == width,
+  const auto embedding_dim = text->embedding_dim().value_or(width);
+  HEED_CHECK(embedding_dim == width,
              "{}: encoder embedding_dim ({}) must equal emb_dim ({}) without token_embedding",
-             kEncoderDecoder, *text->embedding_dim(), width);
+             kEncoderDecoder, embedding_dim, width);
 }
 
 void EncoderDecoderImpl::reset() {

@@ -1,5 +1,6 @@
 #include <heed/adapters.h>
 
+#include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
@@ -149,8 +150,9 @@ class Loading {
     const auto linears = linears_of(name);
     HEED_CHECK(config_.is_target(name), "{}: {} must be one of the config's target_modules",
                file_.source, detail::in_quotes(name));
-    std::vector<int64_t> rows;
-    for (const auto& linear : linears) rows.push_back(places_.at(linear).layer().weight.size(0));
+    const auto rows = c10::fmap(linears, [&](const std::string& linear) {
+      return places_.at(linear).layer().weight.size(0);
+    });
     const auto& weight = places_.at(linears[0]).layer().weight;
     const auto rank = config_.rank_of(name);
     const auto outputs = std::accumulate(rows.begin(), rows.end(), int64_t{0});

@@ -70,7 +70,7 @@ class Joining {
       auto b = at::zeros({rows, a.size(0)}, first_->lora_b.options());
       if (adapted != nullptr) {
         check_alike(*adapted);
-        b.narrow(1, column, adapted->rank())
+        b.narrow(1, column, adapted->lora_rank())
             .copy_(adapted->lora_b * (adapted->scale() / first_->scale()));
       }
       bs.push_back(b);

@@ -81,7 +81,7 @@ void LoraLinearImpl::initialize(const std::function<void(torch::nn::LinearImpl&)
 
 void LoraLinearImpl::pretty_print(std::ostream& stream) const {
   stream << fmt::format("heed::LoraLinear(in_features={}, out_features={}, bias={}, rank={})",
-                        weight.size(1), weight.size(0), bias.defined(), rank());
+                        weight.size(1), weight.size(0), bias.defined(), lora_rank());
 }
 
 std::shared_ptr<torch::nn::Module> LoraLinearImpl::clone(

@@ -43,8 +43,9 @@ class LoraLinearImpl final : public torch::nn::LinearImpl, public LinearStandIn 
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
 
-  int64_t rank() const { return lora_a.size(0); }
-  double scale() const { return settings.scale(rank()); }
+  /// r; `rank` is that of a process.
+  int64_t lora_rank() const { return lora_a.size(0); }
+  double scale() const { return settings.scale(lora_rank()); }
   /// The weight that computes the same without an adapter. The layer's is not packed.
   at::Tensor merged_weight() const;
 

@@ -40,46 +40,47 @@ class LegacyFile {
     check_protocol();
     check_byte_order();
     PickleRecord object;
-    read_pickle(object, "object");
-    read_storages(element_widths(*object.pickle));
+    const auto& pickle = read_pickle(object, "object");
+    read_storages(element_widths(pickle));
     const auto find = [&](const std::string& storage) {
       const auto place = places_.find(storage);
       HEED_CHECK_LEGACY(place != places_.end(), "it must hold a storage {}", in_quotes(storage));
       return place->second;
     };
-    return read_state_dict(bytes_, object.pickle->root(), key, PickledTensors(bytes_, find));
+    return read_state_dict(bytes_, pickle.root(), key, PickledTensors(bytes_, find));
   }
 
  private:
-  /// Reads the pickle that begins here, in pieces: its end is not known before.
-  void read_pickle(PickleRecord& record, const std::string& name) {
+  /// Reads the pickle that begins here into `record`, in pieces: its end is not known before.
+  const Pickle& read_pickle(PickleRecord& record, const std::string& name) {
     const auto source = bytes_.source();
     const auto most = std::min(bytes_.size() - at_, kLongestPickle);
-    for (auto size = std::min(kPiece, most); !record.pickle; size = std::min(4 * size, most)) {
+    for (auto size = std::min(kPiece, most);; size = std::min(4 * size, most)) {
       record.text = bytes_.text(at_, size);
       record.pickle = size < most
                           ? Pickle::beginning(source, name, record.text, memory_limit(bytes_))
                           : Pickle(source, name, record.text, memory_limit(bytes_));
+      if (!record.pickle) continue;
+      at_ += record.pickle->size();
+      return *record.pickle;
     }
-    at_ += record.pickle->size();
   }
 
   void check_protocol() {
     PickleRecord record;
-    read_pickle(record, "protocol");
-    const auto* protocol = std::get_if<int64_t>(&record.pickle->root());
-    HEED_CHECK_LEGACY(
-        protocol != nullptr && *protocol == kProtocol, "its protocol must be {}; it is {}",
-        kProtocol,
-        protocol != nullptr ? std::to_string(*protocol) : describe(record.pickle->root()));
+    const auto& root = read_pickle(record, "protocol").root();
+    const auto* protocol = std::get_if<int64_t>(&root);
+    HEED_CHECK_LEGACY(protocol != nullptr && *protocol == kProtocol,
+                      "its protocol must be {}; it is {}", kProtocol,
+                      protocol != nullptr ? std::to_string(*protocol) : describe(root));
   }
 
   void check_byte_order() {
     PickleRecord record;
-    read_pickle(record, "machine");
-    const auto* machine = object_of(record.pickle->root());
+    const auto& root = read_pickle(record, "machine").root();
+    const auto* machine = object_of(root);
     HEED_CHECK_LEGACY(machine != nullptr && machine->kind == Kind::dict,
-                      "its machine must be a dict; it is {}", describe(record.pickle->root()));
+                      "its machine must be a dict; it is {}", describe(root));
     for (const auto& [key, value] : machine->entries) {
       const auto* name = std::get_if<std::string_view>(&key);
       if (name == nullptr || *name != "little_endian") continue;
@@ -103,11 +104,10 @@ class LegacyFile {
   /// Finds the storages, which stand behind their keys.
   void read_storages(const std::map<std::string_view, size_t>& widths) {
     PickleRecord record;
-    read_pickle(record, "keys");
-    const auto* keys = object_of(record.pickle->root());
+    const auto& root = read_pickle(record, "keys").root();
+    const auto* keys = object_of(root);
     HEED_CHECK_LEGACY(keys != nullptr && keys->kind == Kind::list,
-                      "the keys of its storages must be a list; they are {}",
-                      describe(record.pickle->root()));
+                      "the keys of its storages must be a list; they are {}", describe(root));
     for (const auto& value : keys->items) {
       const auto* key = std::get_if<std::string_view>(&value);
       HEED_CHECK_LEGACY(key != nullptr, "the key of a storage must be a string; it is {}",

@@ -223,7 +223,7 @@ std::optional<StorageId> storage_id(const PickleObject& persistent) {
   const auto* id = object_of_kind(persistent.items[0], Kind::tuple);
   // Before version 1.6, torch.save wrote a sixth item, the view.
   if (id == nullptr || id->items.size() < 5 || id->items.size() > 6) return std::nullopt;
-  const auto* kind = std::get_if<std::string_view>(&id->items[0]);
+  const auto* kind = std::get_if<std::string_view>(id->items.data());
   const auto* key = std::get_if<std::string_view>(&id->items[2]);
   if (kind == nullptr || *kind != "storage" || key == nullptr) return std::nullopt;
   return StorageId{global_name(id->items[1]), *key, &id->items[4],
