@@ -167,7 +167,8 @@ void feed_forward_layers() {
 
 void attention_layers() {
   heed::TransformerBlockOptions block(heed::GroupQueryAttentionOptions(64, 4, 2));
-  block.attention(heed::LatentAttentionOptions(/*emb_dim=*/64, /*head_num=*/4, /*key_rank=*/16));
+  heed::LatentAttentionOptions latent(/*emb_dim=*/64, /*head_num=*/4, /*key_rank=*/16);
+  block.attention(latent);
   heed::TransformerBlock own(block);
   auto y = own->forward(torch::randn({2, 10, 64}));
 }
@@ -566,18 +567,18 @@ void token_classifier() {
 void encoder_decoder() {
   heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
   heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  heed::PositionEmbeddingOptions positions(64);
   auto encoder = heed::TextEncoderOptions(/*vocab_size=*/100, stack)
                      .token_embedding(false)  // that of the decoder
-                     .positions(heed::PositionEmbeddingOptions(64));
-  auto decoder =
-      heed::DecoderOptions(/*vocab_size=*/100, stack).positions(heed::PositionEmbeddingOptions(64));
+                     .positions(positions);
+  auto decoder = heed::DecoderOptions(/*vocab_size=*/100, stack).positions(positions);
   heed::EncoderDecoder model(heed::EncoderDecoderOptions(encoder, decoder));
   auto source = torch::randint(100, {2, 12});  // [B, S]
   auto target = torch::randint(100, {2, 10});  // [B, L]
   auto padding = heed::padding_mask(torch::tensor({12, 7}), 12);
   auto scores = model->forward(source, target, padding);  // [B, L, V]
 
-  model->eval();
+  torch::NoGradGuard no_grad;
   auto inputs = heed::TransformerInputs()
                     .projected_memory(model->project_memory(model->encode(source, padding)))
                     .memory_mask(padding);

@@ -63,11 +63,11 @@ struct HEED_API EncoderDecoderInputs {
 /// @code
 /// heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
 /// heed::EncoderOptions stack(attention, /*num_layers=*/2);
+/// heed::PositionEmbeddingOptions positions(64);
 /// auto encoder = heed::TextEncoderOptions(/*vocab_size=*/100, stack)
 ///                    .token_embedding(false)  // that of the decoder
-///                    .positions(heed::PositionEmbeddingOptions(64));
-/// auto decoder = heed::DecoderOptions(/*vocab_size=*/100, stack)
-///                    .positions(heed::PositionEmbeddingOptions(64));
+///                    .positions(positions);
+/// auto decoder = heed::DecoderOptions(/*vocab_size=*/100, stack).positions(positions);
 /// heed::EncoderDecoder model(heed::EncoderDecoderOptions(encoder, decoder));
 /// auto source = torch::randint(100, {2, 12});  // [B, S]
 /// auto target = torch::randint(100, {2, 10});  // [B, L]
@@ -78,7 +78,7 @@ struct HEED_API EncoderDecoderInputs {
 /// Token by token, the source is encoded and projected once:
 ///
 /// @code
-/// model->eval();
+/// torch::NoGradGuard no_grad;
 /// auto inputs = heed::TransformerInputs()
 ///                   .projected_memory(model->project_memory(model->encode(source, padding)))
 ///                   .memory_mask(padding);

@@ -58,8 +58,8 @@ struct HEED_API TransformerBlockOptions {
   /// emb_dim is the block's E:
   ///
   /// @code
-  /// block.attention(heed::LatentAttentionOptions(/*emb_dim=*/64, /*head_num=*/4,
-  /// /*key_rank=*/16));
+  /// heed::LatentAttentionOptions latent(/*emb_dim=*/64, /*head_num=*/4, /*key_rank=*/16);
+  /// block.attention(latent);
   /// @endcode
   TransformerBlockOptions& attention(AttentionLayer layer) {
     attention_layer_ = std::move(layer);

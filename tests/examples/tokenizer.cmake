@@ -13,7 +13,7 @@ add_test(NAME examples.export_sentence_pieces
     "-DEXPORT=${CMAKE_CURRENT_SOURCE_DIR}/export_sentence_pieces.py"
     -P "${CMAKE_CURRENT_SOURCE_DIR}/export_tokenizers.cmake")
 set_tests_properties(examples.export_sentence_pieces PROPERTIES
-  FIXTURES_SETUP heed_sentence_pieces LABELS examples TIMEOUT 300)
+  FIXTURES_SETUP heed_tokenizers LABELS examples TIMEOUT 300)
 
 # It needs no LibTorch.
 add_executable(tokenizer_test
@@ -24,4 +24,4 @@ target_compile_definitions(tokenizer_test PRIVATE
 target_link_libraries(tokenizer_test PRIVATE heed_examples_text GTest::gtest_main)
 gtest_discover_tests(tokenizer_test
   DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-  PROPERTIES TIMEOUT 300 LABELS examples FIXTURES_REQUIRED "heed_tokenizers;heed_sentence_pieces")
+  PROPERTIES TIMEOUT 300 LABELS examples FIXTURES_REQUIRED heed_tokenizers)

@@ -11,6 +11,7 @@
 #include "core/direct.h"
 #include "core/dtypes.h"
 #include "core/tangents.h"
+#include "core/to_device.h"
 #include "cpu/layers/function.h"
 #include "cpu/layers/tasks.h"
 
@@ -265,7 +266,7 @@ ExpertPlaces::ExpertPlaces(const at::Tensor& experts, int64_t expert_num)
   for (size_t i = 0; i < of_places.size(); ++i) {
     sorted[next[static_cast<size_t>(of_places[i])]++] = static_cast<int64_t>(i);
   }
-  order = order.to(experts.device());
+  order = to_device(order, experts.device());
 }
 
 ExpertPlaces::ExpertPlaces(int64_t top_k, at::Tensor order, std::vector<int64_t> counts)
