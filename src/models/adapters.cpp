@@ -16,6 +16,7 @@
 #include "models/adapters/installation.h"
 #include "modules/layers/packable.h"
 #include "modules/layers/parameters.h"
+#include "weights/formats/bytes.h"
 #include "weights/named.h"
 
 namespace heed {
@@ -39,10 +40,7 @@ void check_options(const LoraOptions& options) {
 
 /// Whether the dotted `name` is `end`, or ends with it.
 bool has_end(const std::string& name, const std::string& end) {
-  const auto size = end.size();
-  if (size == 0 || name.size() < size) return false;
-  if (name.compare(name.size() - size, size, end) != 0) return false;
-  return name.size() == size || name[name.size() - size - 1] == '.';
+  return !end.empty() && detail::ends_with("." + name, "." + end);
 }
 
 /// The places that the options choose.

@@ -60,7 +60,7 @@ TEST_F(Pretrained, ComputesTransformersScores) {
   }
 }
 
-/// As transformers does, with a warning.
+/// transformers keeps both too, with a warning.
 TEST_F(Pretrained, KeepsAHeadThatTheConfigTies) {
   const at::NoGradGuard no_grad;
   int64_t count = 0;

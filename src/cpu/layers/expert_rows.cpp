@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <utility>
@@ -256,17 +255,16 @@ bool are_recorded(const std::vector<at::Tensor>& tensors) {
 
 ExpertPlaces::ExpertPlaces(const at::Tensor& experts, int64_t expert_num)
     : top_k(experts.size(1)), counts(static_cast<size_t>(expert_num)) {
-  const auto chosen = experts.cpu().contiguous();
-  const c10::ArrayRef<int64_t> of_places(chosen.const_data_ptr<int64_t>(), chosen.numel());
+  const auto of_places = to_host(experts);
   for (const auto expert : of_places) ++counts[static_cast<size_t>(expert)];
   std::vector<int64_t> next(counts.size());  // where the next place of each expert goes
   for (size_t n = 1; n < counts.size(); ++n) next[n] = next[n - 1] + counts[n - 1];
-  order = at::empty({chosen.numel()}, chosen.options());
-  auto* const sorted = order.mutable_data_ptr<int64_t>();
+  std::vector<int64_t> sorted(of_places.size());
   for (size_t i = 0; i < of_places.size(); ++i) {
-    sorted[next[static_cast<size_t>(of_places[i])]++] = static_cast<int64_t>(i);
+    auto& position = next[static_cast<size_t>(of_places[i])];
+    sorted[static_cast<size_t>(position++)] = static_cast<int64_t>(i);
   }
-  order = to_device(order, experts.device());
+  order = to_device(sorted, experts.device());
 }
 
 ExpertPlaces::ExpertPlaces(int64_t top_k, at::Tensor order, std::vector<int64_t> counts)

@@ -71,7 +71,7 @@ TEST_F(LegacyFile, HoldsSeveralStorages) {
   EXPECT_TRUE(read_weights(stream).at("a").equal(found.at("a")));
 }
 
-/// As torch.save wrote them before version 0.4.
+/// torch.save wrote such files before version 0.4.
 TEST_F(LegacyFile, HoldsViewsOfStorages) {
   const auto view = [](int32_t first, int32_t count) {
     const auto fields = tuple(text("9") + integer(first) + integer(count));

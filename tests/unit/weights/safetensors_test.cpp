@@ -290,7 +290,7 @@ TEST_F(SafetensorsIndex, SaysWhichFileHoldsWhat) {
   EXPECT_EQ(box["c"].item<float>(), 3);
 }
 
-/// As huggingface_hub writes it of tensors that have several names.
+/// huggingface_hub writes such metadata of tensors that have several names.
 TEST_F(SafetensorsIndex, NamesTensorsThatItsFilesLeaveOut) {
   write(R"({"metadata":{"total_size":12,"d":"b","format":"a","e":"absent"},)"
         R"("weight_map":{"a":"one","b":"two","c":"two"}})");

@@ -259,7 +259,7 @@ TEST_F(PretrainedFolder, MayHoldPackedWeights) {
           "/model.safetensors are packed already");
 }
 
-/// As DeepSeek's: the bias by which experts are chosen is float32 beside weights of bfloat16.
+/// In DeepSeek's files, the bias by which experts are chosen is float32 beside weights of bfloat16.
 TEST_F(PretrainedFolder, MayHaveABufferInFloat32) {
   const at::NoGradGuard no_grad;
   write(config_, R"({"model_type": "deepseek_v3", "vocab_size": 20, "hidden_size": 16,
