@@ -10,33 +10,42 @@ foreach(library IN ITEMS heed heed_distributed heed_ops)
   endif()
 endforeach()
 
+# A .deb holds one component each, an archive and `cmake --install` hold all: the shared libraries that programs load
+# (heed, distributed), what one builds with (development), and the operators for Python (ops).
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
 set(heed_config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/heed")
-install(TARGETS heed EXPORT heed-targets
-  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-  RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/heed"
   DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
-install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/NOTICE"
+  DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
-install(EXPORT heed-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}")
-foreach(component IN ITEMS distributed ops)
-  if(TARGET heed_${component})
-    install(TARGETS heed_${component} EXPORT heed-${component}-targets
-      ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-      LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-      RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
-    install(EXPORT heed-${component}-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}")
-  endif()
-endforeach()
+# install_library(<target> <export>)
+function(install_library target export)
+  install(TARGETS ${target} EXPORT ${export}
+    ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+    COMPONENT ${target} NAMELINK_COMPONENT development
+    RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  install(EXPORT ${export} NAMESPACE heed:: DESTINATION "${heed_config_dir}")
+endfunction()
+install_library(heed heed-targets)
+if(TARGET heed_distributed)
+  install_library(heed_distributed heed-distributed-targets)
+endif()
 if(TARGET heed_ops)
-  # What Python imports lies beside the library that it loads.
+  # Programs load the operators by their path, so they lie in a folder of their own, with what Python imports.
+  set(heed_ops_dir "${CMAKE_INSTALL_LIBDIR}/heed")
+  install(TARGETS heed_ops EXPORT heed-ops-targets
+    LIBRARY DESTINATION "${heed_ops_dir}" COMPONENT heed_ops
+    ARCHIVE DESTINATION "${heed_ops_dir}"
+    RUNTIME DESTINATION "${heed_ops_dir}" COMPONENT heed_ops)
+  install(EXPORT heed-ops-targets NAMESPACE heed:: DESTINATION "${heed_config_dir}" COMPONENT heed_ops)
   install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/python/use_heed_attention.py"
-    DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    DESTINATION "${heed_ops_dir}" COMPONENT heed_ops)
   install(FILES
     "${PROJECT_SOURCE_DIR}/scripts/python/heed_ops.py"
     "${PROJECT_SOURCE_DIR}/scripts/python/heed_transformers.py"
-    DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+    DESTINATION "${heed_ops_dir}" COMPONENT heed_ops)
 endif()
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/heed-config.cmake.in" "${PROJECT_BINARY_DIR}/heed-config.cmake"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the .deb and the archive (docs/packaging.md), installs each in a clean Debian of this machine's
+# Makes the .debs and the archive (docs/packaging.md), installs each in a clean Debian of this machine's
 # release, builds a program with it and runs the program.
 #
 #   scripts/check_packages.sh [MIRROR]    debootstrap's own mirror if not given
@@ -53,9 +53,9 @@ cp "$packages"/*.deb "$packages"/*.tar.gz "$system/heed/"
 
 apt=(apt-get --quiet --yes --no-install-recommends)
 in_system_quietly "Installing a compiler there" sh -ec "${apt[*]} update && ${apt[*]} install g++ cmake make"
-in_system_quietly "Installing the .deb" sh -ec "${apt[*]} install /heed/*.deb"
+in_system_quietly "Installing the .debs" sh -ec "${apt[*]} install /heed/*.deb"
 use_heed "$shared"
-in_system_quietly "Removing the .deb" "${apt[@]}" remove libheed-dev
+in_system_quietly "Removing the .debs" "${apt[@]}" remove 'libheed*'
 in_system_quietly "Unpacking the archive" sh -ec 'mkdir /opt/heed && tar -x -f /heed/*.tar.gz -C /opt/heed --strip 1'
 use_heed /opt/heed "$shared"
 echo "The packages: $packages"

