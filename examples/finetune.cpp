@@ -92,10 +92,6 @@ class Finetune : public heed::examples::TrainingTask {
       throw std::runtime_error(fmt::format(
           "--weights {} needs --lora: packed weights cannot be trained", arguments_.weights.name));
     }
-    if (arguments_.weights.chosen() && arguments_.run.training.dtype != "float32") {
-      throw std::runtime_error(
-          fmt::format("--weights {} needs --dtype float32", arguments_.weights.name));
-    }
     const auto most = heed::examples::published_context(model);
     if (app.count("--context") == 0) arguments_.context = std::min(arguments_.context, most);
     if (arguments_.context > most) {
