@@ -14,7 +14,7 @@ inline bool is_autocast(const at::Tensor& tensor) {
 }
 
 /// Whether autocast is on for the device of `tensor`, and converts it.
-HEED_API bool is_converted_by_autocast(const at::Tensor& tensor);
+bool is_converted_by_autocast(const at::Tensor& tensor);
 
 /// The tensors of a call of attention, converted as autocast converts those of
 /// at::scaled_dot_product_attention; a call in float64 is left as it is. Gradients pass through.
