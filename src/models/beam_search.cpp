@@ -193,7 +193,8 @@ class BeamSearch {
     return model_->forward_cached(given, step, /*last_only=*/true, inputs_)[0];
   }
 
-  /// The only token that may follow so many generated ones, if there is one. All texts have as many.
+  /// The only token that may follow so many generated ones, if there is one. All texts have as
+  /// many.
   std::optional<int64_t> forced_token(int64_t generated) const {
     if (options_.last_token() && generated == options_.max_new_tokens() - 1) {
       return options_.last_token();

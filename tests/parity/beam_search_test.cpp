@@ -88,8 +88,8 @@ std::vector<std::vector<BeamHypothesis>> found_by(EncoderDecoder& model, const F
   if (const auto lengths = fixture.find(name + ".source_lengths")) {
     inputs.source_mask(padding_mask(lengths->to(device), source.size(1)));
   }
-  return beam_search(model, source.to(device), prompts_of(fixture, name),
-                     options_of(fixture, name), inputs);
+  return beam_search(model, source.to(device), prompts_of(fixture, name), options_of(fixture, name),
+                     inputs);
 }
 
 template <typename Model>

@@ -47,7 +47,8 @@ struct Blueprint {
   std::string architecture = {};  // the first of architectures, such as "LlamaForCausalLM"
   std::optional<ModelPart> part = std::nullopt;  // none if the model is described alone
   std::optional<FreeHead> free_head = std::nullopt;
-  // The tensor of an EncoderDecoder's score_bias, which a file may leave out; empty if there is none.
+  // The tensor of an EncoderDecoder's score_bias, which a file may leave out; empty if there is
+  // none.
   std::string score_bias = {};
 };
 

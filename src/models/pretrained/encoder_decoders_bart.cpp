@@ -129,8 +129,8 @@ Blueprint read_bart(const Config& config) {
                        .positions(positions)
                        .embedding_norm(true)
                        .dropout(dropout);
-  auto names = bart_blocks(bart_embeddings(true), "encoder")
-                   .rename(kScoreBias, "decoder.score_bias");
+  auto names =
+      bart_blocks(bart_embeddings(true), "encoder").rename(kScoreBias, "decoder.score_bias");
   for (const std::string part : {"encoder", "decoder"}) {
     names.rename("model." + part + ".embed_positions", part + ".position_embedding")
         .rename("model." + part + ".layernorm_embedding", part + ".embedding_norm")

@@ -314,9 +314,8 @@ std::vector<at::Tensor> multiply_packed(const at::Tensor& x,
                                         const std::vector<LinearParameters>& layers) {
   const auto input = x.defined() && x.is_cpu() ? x.resolve_neg() : x;
   for (const auto& layer : layers) check_packed(input, layer);
-  const auto dtype = is_converted_by_autocast(input)
-                         ? at::autocast::get_autocast_dtype(at::kCPU)
-                         : input.scalar_type();
+  const auto dtype = is_converted_by_autocast(input) ? at::autocast::get_autocast_dtype(at::kCPU)
+                                                     : input.scalar_type();
   const auto operands = c10::fmap(layers, [&](const auto& layer) {
     const auto& bias = layer.bias;
     const bool is_added = bias.defined() && !is_recorded(bias);

@@ -363,8 +363,8 @@ EncoderDecoder make_pair() {
   const TransformerBlockOptions block(GroupQueryAttentionOptions(E, H, H));
   const auto bias = RelativePositionBiasOptions(H).buckets(8).max_distance(9);
   const auto encoder = EncoderOptions(block, 2).relative_bias(bias);
-  const auto decoder =
-      EncoderOptions(block, 2).relative_bias(RelativePositionBiasOptions(bias).bidirectional(false));
+  const auto decoder = EncoderOptions(block, 2).relative_bias(
+      RelativePositionBiasOptions(bias).bidirectional(false));
   EncoderDecoder model(EncoderDecoderOptions(TextEncoderOptions(V, encoder).token_embedding(false),
                                              DecoderOptions(V, decoder)));
   const at::NoGradGuard no_grad;
@@ -416,10 +416,11 @@ TEST(BeamSearch, FindsTargetsOfSources) {
                beam_search(EncoderDecoder(nullptr), source, starts, options));
   EXPECT_ERROR("beam_search: source must be defined",
                beam_search(model, at::Tensor(), starts, options));
-  EXPECT_ERROR("EncoderDecoder: target must have no memory, projected_memory and memory_mask: they "
-               "come from the source",
-               beam_search(model, source, starts, options,
-                           EncoderDecoderInputs().target(TransformerInputs().memory(source))));
+  EXPECT_ERROR(
+      "EncoderDecoder: target must have no memory, projected_memory and memory_mask: they "
+      "come from the source",
+      beam_search(model, source, starts, options,
+                  EncoderDecoderInputs().target(TransformerInputs().memory(source))));
 }
 
 /// The language, changed as the options say, for texts of at least `least` tokens.
@@ -496,8 +497,8 @@ TEST(BeamSearch, ForcesTheFirstAndTheLastToken) {
       if (with_last) options.last_token(2);
       const auto found = beam_search(model, prompts(), options);
       for (size_t n = 0; n < found.size(); ++n) {
-        const auto language = penalized(language_of(model, prompts()[n]), prompts()[n],
-                                        options.penalties(), 0, {2});
+        const auto language =
+            penalized(language_of(model, prompts()[n]), prompts()[n], options.penalties(), 0, {2});
         const auto where = std::to_string(most) + ", prompt " + std::to_string(n);
         expect_texts(found[n], Loop(forced(language, options), options).run(), 1e-4, where);
         const bool is_last = most == 1 && with_last;

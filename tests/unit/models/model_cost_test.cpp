@@ -104,9 +104,9 @@ TEST(ModelCost, CountsAnEncoderAndItsDecoder) {
 
 TEST(ModelCost, CountsTheFramesOfAnEncoder) {
   constexpr int64_t mels = 5, frames = 9, positions = 5;
-  EncoderDecoder model(EncoderDecoderOptions(
-      FrameEncoderOptions(mels, 8, EncoderOptions(block_options(E, H, G), 1)),
-      DecoderOptions(V, block_options(E, H, G), 1)));
+  EncoderDecoder model(
+      EncoderDecoderOptions(FrameEncoderOptions(mels, 8, EncoderOptions(block_options(E, H, G), 1)),
+                            DecoderOptions(V, block_options(E, H, G), 1)));
   const auto cost = model_cost(*model, B, frames, L);
   EXPECT_EQ(cost.total().parameters, elements(*model));
   EXPECT_EQ(cost.parts[0].name, "encoder convolution");
