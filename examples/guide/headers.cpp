@@ -638,8 +638,8 @@ void image_encoder() {
 
 void run_all() {
   run(add_adapter, alibi, attend, attend_varlen, attend_options, attend_path, attention,
-      attention_inputs, autocast, beam_search, beam_search_of_targets, block_mask, checkpoint, cost, decoder,
-      differential_attention, feed_forward, feed_forward_of_ones_own, feed_forward_layers,
+      attention_inputs, autocast, beam_search, beam_search_of_targets, block_mask, checkpoint, cost,
+      decoder, differential_attention, feed_forward, feed_forward_of_ones_own, feed_forward_layers,
       attention_layers, latent_attention_in_a_block, mixture_of_experts, routing_record,
       mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache,
       fixed_kv_cache, paged_kv_cache, memory_rows, quantize, latent_attention, deepseek_attention,

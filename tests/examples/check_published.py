@@ -215,6 +215,23 @@ def check_answers(
     expect(f"{folder.name} of numbers", numbers.stdout.decode(), expected + "\n")
 
 
+def check_beams(generate: Path, folder: Path) -> None:
+    """The likeliest text of beams, with an end that some of them reach."""
+    end = answer(folder, [5, 6, 7], 30, eos_token_id=-1, num_beams=3)[12]
+    path = folder / "generation_config.json"
+    saved = path.read_text()
+    path.write_text(json.dumps({**json.loads(saved), "eos_token_id": end}))
+    for options in ({}, {"length_penalty": 3.0}, {"length_penalty": -2.0},
+                    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}):  # fmt: skip
+        given = [word for name, value in options.items()
+                 for word in ("--" + name.replace("_", "-"), value)]  # fmt: skip
+        done = run(generate, "--model", folder, "--tokens", "5 6 7", "--beams", 3, "--count", 30,
+                   *given)  # fmt: skip
+        expected = " ".join(map(str, answer(folder, [5, 6, 7], 30, num_beams=3, **options)))
+        expect(f"beams with {options}", done.stdout.decode(), expected + "\n")
+    path.write_text(saved)
+
+
 def check_ends(generate: Path, folder: Path) -> None:
     """A token of the answer as the end of the text, by both files and as a number and a list."""
     whole = answer(folder, [5, 6, 7], 30, eos_token_id=-1)
@@ -559,6 +576,10 @@ def check_refusals(options, llama: Path) -> None:
         (generate, ["--model", adapter],
          f"cannot read {adapter}: it has an adapter: give it with --adapter, and its model with "
          "--model"),
+        (generate, [*model, "--length-penalty", 2], "--length-penalty needs --beams"),
+        (generate, [*model, "--beams", 2, "--top-k", 3],
+         "--beams cannot be combined with --greedy, --temperature, --top-k, --top-p and --min-p: no "
+         "token is drawn"),
         (generate, [*model, "--adapter", missing],
          f"load_adapter: folder ({missing}) must exist"),
         (generate, [*model, "--tokens", "1 2x"],
@@ -637,6 +658,7 @@ def main() -> None:
     check_left_out(options, folders["llama"])
     check_settings(options, folders["llama"], tokenizer)
     check_texts(options, folders["llama"], tokenizer)
+    check_beams(options.generate, folders["llama"])
     check_ends(options.generate, folders["llama"])
     check_context(options.generate, folders["gpt2"])
     check_dtypes(options.generate, folders["llama"], options.out)
