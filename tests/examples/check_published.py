@@ -535,9 +535,26 @@ def check_lora(options, folder: Path, tokenizer) -> None:
         expect_close(f"the loss of {adapter}", losses[-1], by_python, tolerance)
         if weights == "plain":
             check_answers(options.generate, folder, tokenizer, adapter)
+    if folder.name == "llama":
+        check_dora(options, folder, tokenizer, arguments)
     low = options.out / f"{folder.name}_lora_bfloat16"
     run(options.finetune, "--out", low, *arguments, "--weights", "int8", "--dtype", "bfloat16")
     expect_close("the loss of int8 with bfloat16", held_out_losses(low)[-1], losses[-1], 0.02)
+
+
+def check_dora(options, folder: Path, tokenizer, arguments: list) -> None:
+    """An adapter of some Linears, with the lengths of their rows."""
+    adapter = options.out / f"{folder.name}_dora"
+    given = [*arguments, "--dora", "--lora-targets", "fc_q,fc_v"]
+    run(options.finetune, "--out", adapter, *given, "--stop-after", 25)
+    run(options.finetune, "--out", adapter, "--resume")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    expect("use_dora", config["use_dora"], True)
+    targets = {name.rpartition(".")[2] for name in config["target_modules"]}
+    expect("target_modules", targets, {"q_proj", "v_proj"})
+    if peft is not None:
+        by_python = held_out_loss(folder, tokenizer, options.text, 32, adapter)
+        expect_close(f"the loss of {adapter}", held_out_losses(adapter)[-1], by_python, LOSS_TOLERANCE)
 
 
 def check_refusals(options, llama: Path) -> None:
@@ -608,6 +625,8 @@ def check_refusals(options, llama: Path) -> None:
         (finetune, [*model, *text, "--out", llama],
          f"{llama} holds a model already: give another folder with --out"),
         (finetune, [*model, *text, *new, "--lora-alpha", 8], "--lora-alpha needs --lora"),
+        (finetune, [*model, *text, *new, "--lora-targets", "fc_q"], "--lora-targets needs --lora"),
+        (finetune, [*model, *text, *new, "--dora"], "--dora needs --lora"),
         (finetune, [*model, *text, *new, "--weights", "int8"],
          "--weights int8 needs --lora: packed weights cannot be trained"),
         (finetune, ["--model", out / "bert", *text, *new, "--lora", 4],
