@@ -8,8 +8,10 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "language/corpus.h"
 #include "language/published.h"
@@ -30,9 +32,34 @@ struct Arguments {
   bool checkpointing = false;
   std::optional<int64_t> lora;  // rank; without it the whole model is trained
   std::optional<double> lora_alpha;
+  std::string lora_targets;  // names of Linears, separated by commas; all by default
+  bool dora = false;
   heed::examples::WeightsArgument weights;
   heed::examples::RunOptions run;
 };
+
+/// The options of the adapter.
+heed::LoraOptions lora_options(const Arguments& arguments, int64_t rank) {
+  std::vector<std::string> targets;
+  std::istringstream names(arguments.lora_targets);
+  for (std::string name; std::getline(names, name, ',');) targets.push_back(name);
+  return heed::LoraOptions(rank)
+      .alpha(arguments.lora_alpha.value_or(2.0 * static_cast<double>(rank)))
+      .target_modules(targets)
+      .dora(arguments.dora);
+}
+
+/// Throws std::runtime_error if an option belongs to adapters, and there is none.
+void check_lora_options(const Arguments& arguments) {
+  if (arguments.lora) return;
+  if (arguments.lora_alpha) throw std::runtime_error("--lora-alpha needs --lora");
+  if (!arguments.lora_targets.empty()) throw std::runtime_error("--lora-targets needs --lora");
+  if (arguments.dora) throw std::runtime_error("--dora needs --lora");
+  if (arguments.weights.chosen()) {
+    throw std::runtime_error(fmt::format(
+        "--weights {} needs --lora: packed weights cannot be trained", arguments.weights.name));
+  }
+}
 
 void check_memory(const heed::DecoderImpl& model) {
   double numbers = 0;
@@ -56,6 +83,8 @@ class Finetune : public heed::examples::TrainingTask {
             {"context", arguments_.context},
             {"lora", rank ? json(*rank) : json()},
             {"lora_alpha", alpha ? json(*alpha) : json()},
+            {"lora_targets", arguments_.lora_targets},
+            {"dora", arguments_.dora},
             {"weights", arguments_.weights.name}};
   }
 
@@ -65,6 +94,8 @@ class Finetune : public heed::examples::TrainingTask {
     saved.at("weights").get_to(arguments_.weights.name);
     if (!saved.at("lora").is_null()) arguments_.lora = saved.at("lora");
     if (!saved.at("lora_alpha").is_null()) arguments_.lora_alpha = saved.at("lora_alpha");
+    saved.at("lora_targets").get_to(arguments_.lora_targets);
+    saved.at("dora").get_to(arguments_.dora);
     if (!fs::exists(arguments_.model)) {
       throw std::runtime_error(arguments_.model +
                                " is gone: give the model's new place with --model");
@@ -85,17 +116,7 @@ class Finetune : public heed::examples::TrainingTask {
     if (fs::exists(out + "/adapter_config.json")) {
       throw std::runtime_error(out + " holds an adapter already: give another folder with --out");
     }
-    if (!arguments_.lora && arguments_.lora_alpha) {
-      throw std::runtime_error("--lora-alpha needs --lora");
-    }
-    if (!arguments_.lora && arguments_.weights.chosen()) {
-      throw std::runtime_error(fmt::format(
-          "--weights {} needs --lora: packed weights cannot be trained", arguments_.weights.name));
-    }
-    if (arguments_.weights.chosen() && arguments_.run.training.dtype != "float32") {
-      throw std::runtime_error(
-          fmt::format("--weights {} needs --dtype float32", arguments_.weights.name));
-    }
+    check_lora_options(arguments_);
     const auto most = heed::examples::published_context(model);
     if (app.count("--context") == 0) arguments_.context = std::min(arguments_.context, most);
     if (arguments_.context > most) {
@@ -128,8 +149,7 @@ class Finetune : public heed::examples::TrainingTask {
       auto model = heed::load_pretrained(arguments_.model, options);
       model->stack->options.checkpointing(arguments_.checkpointing);
       if (const auto rank = arguments_.lora) {
-        const auto alpha = arguments_.lora_alpha.value_or(2.0 * static_cast<double>(*rank));
-        heed::add_adapter(*model, heed::LoraOptions(*rank).alpha(alpha));
+        heed::add_adapter(*model, lora_options(arguments_, *rank));
       }
       if (arguments_.run.device == "cpu") check_memory(*model);
       return model;
@@ -193,6 +213,12 @@ int main(int argc, char** argv) {
   app.add("--lora-alpha", arguments.lora_alpha,
           "the adapter is multiplied by this / its rank; twice the rank by default",
           heed::examples::above_zero());
+  const CLI::Validator any([](const std::string&) { return std::string(); }, "");
+  app.add("--lora-targets", arguments.lora_targets,
+          "the Linears that are adapted, such as fc_q,fc_v; by default all but the head", any);
+  app.add_flag("--dora", arguments.dora,
+               "train the lengths of the adapted weights' rows too, as DoRA does")
+      ->check(any);
   heed::examples::add_weights_option(app, arguments.weights);
   return app.run(argc, argv, [&] {
     Finetune task(arguments);

@@ -1,13 +1,16 @@
 // Writes text with a language model.
 #include <fmt/core.h>
+#include <heed/beam_search.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "language/generation_config.h"
@@ -26,7 +29,8 @@ using heed::examples::TextGenerator;
 struct Arguments {
   std::string model = "gpt", adapter;
   std::string prompt, tokens;
-  std::optional<int64_t> count;
+  std::optional<int64_t> count, beams;
+  std::optional<double> length_penalty;
   heed::examples::SamplingArguments sampling;
   std::string device = "cpu";
   std::string dtype = "auto";
@@ -57,14 +61,14 @@ struct Written {
   bool stopped = false;  ///< at one of the texts of --stop
 };
 
-/// Prints the text while it is made.
-Written write_text(TextGenerator& generator, const heed::examples::Speller& speller,
-                   const heed::SamplingOptions& sampling, const std::vector<std::string>& stops,
-                   int64_t most) {
+/// Prints the text while it is made: `next()` returns its tokens, and then nothing.
+template <typename Next>
+Written write_text(const Next& next, const heed::examples::Speller& speller,
+                   const std::vector<std::string>& stops, int64_t most) {
   heed::examples::StopStrings until(stops);
   int64_t written = 0;
   for (; written < most && !until.found(); ++written) {
-    const auto token = generator.next(sampling);
+    const std::optional<int64_t> token = next();
     if (!token) break;
     heed::examples::print_now(until.push(speller.push(*token)));
   }
@@ -75,11 +79,72 @@ Written write_text(TextGenerator& generator, const heed::examples::Speller& spel
 }
 
 /// Why fewer tokens were written than asked for.
-std::string why_ended(const Written& written, const TextGenerator& generator,
-                      const LanguageModel& model) {
+std::string why_ended(const Written& written, bool is_full, const LanguageModel& model) {
   if (written.stopped) return "; the text has reached a stop";
-  if (!generator.is_full()) return "; the text has ended";
+  if (!is_full) return "; the text has ended";
   return fmt::format("; the model's context of {} tokens is full", model.context);
+}
+
+void check_beams(const Arguments& arguments) {
+  const auto& sampling = arguments.sampling;
+  if (!arguments.beams && arguments.length_penalty) {
+    throw std::runtime_error("--length-penalty needs --beams");
+  }
+  const bool samples =
+      sampling.temperature || sampling.top_k || sampling.top_p || sampling.min_p || sampling.greedy;
+  if (arguments.beams && samples) {
+    throw std::runtime_error(
+        "--beams cannot be combined with --greedy, --temperature, --top-k, --top-p and --min-p: no "
+        "token is drawn");
+  }
+}
+
+/// The likeliest of the texts that beams find, without the token that ends it.
+std::vector<int64_t> likeliest_text(const LanguageModel& model, const std::vector<int64_t>& prompt,
+                                    const heed::SamplingOptions& sampling,
+                                    const Arguments& arguments, int64_t most) {
+  model.model.ptr()->eval();
+  const auto penalties = heed::SamplingOptions(sampling)
+                             .temperature(1.0)
+                             .top_k(0)
+                             .top_p(1.0)
+                             .min_p(0.0)
+                             .min_new_tokens(0)
+                             .end_tokens({});
+  const auto options = heed::BeamSearchOptions(*arguments.beams, most)
+                           .end_tokens(model.ends)
+                           .min_new_tokens(sampling.min_new_tokens())
+                           .length_penalty(arguments.length_penalty.value_or(1.0))
+                           .penalties(penalties);
+  const std::vector<std::vector<int64_t>> prompts = {prompt};
+  const auto found = heed::beam_search(model.model, prompts, options)[0];
+  if (found.empty()) return {};
+  auto text = found[0].tokens;
+  if (!text.empty() && model.is_end(text.back())) text.pop_back();
+  return text;
+}
+
+/// Writes the text that follows the prompt. Returns its end, and whether the context is full.
+std::pair<Written, bool> continue_text(const LanguageModel& model,
+                                       const std::vector<int64_t>& prompt,
+                                       const heed::examples::Speller& speller,
+                                       const heed::SamplingOptions& sampling,
+                                       const Arguments& arguments, int64_t most) {
+  const auto& stops = arguments.sampling.stops;
+  if (!arguments.beams) {
+    TextGenerator generator(model, prompt, most);
+    for (const auto token : prompt) heed::examples::print_now(speller.push(token));
+    const auto written = write_text([&] { return generator.next(sampling); }, speller, stops, most);
+    return {written, generator.is_full()};
+  }
+  const auto window = model.window_of(prompt);
+  const auto room = model.context - static_cast<int64_t>(window.size()) + 1;
+  const auto text = likeliest_text(model, window, sampling, arguments, std::min(most, room));
+  for (const auto token : prompt) heed::examples::print_now(speller.push(token));
+  auto token = text.begin();
+  const auto next = [&] { return token == text.end() ? std::nullopt : std::optional(*token++); };
+  const auto written = write_text(next, speller, stops, most);
+  return {written, written.tokens == room};
 }
 
 int run(const Arguments& arguments) {
@@ -90,22 +155,22 @@ int run(const Arguments& arguments) {
   auto model = heed::examples::load_language_model(arguments.model, options, arguments.adapter);
   model.model->to(at::Device(arguments.device));
   const auto sampling = arguments.sampling.chosen(model);
-  const auto note = heed::examples::left_out(arguments.model, sampling);
+  check_beams(arguments);
+  const auto note =
+      heed::examples::left_out(arguments.model, sampling, arguments.beams.has_value());
   if (!note.empty()) fmt::print(stderr, "generate: {}\n", note);
   const auto codec = codec_for(model, arguments);
   const auto prompt = codec->tokens_of(arguments.prompt + arguments.tokens, arguments.sampling.raw);
   const auto most = arguments.count.value_or(model.defaults.tokens.value_or(500));
   torch::manual_seed(arguments.sampling.seed);
-  TextGenerator generator(model, prompt, most);
   const auto speller = codec->speller();
-  for (const auto token : prompt) heed::examples::print_now(speller.push(token));
   const auto start = std::chrono::steady_clock::now();
-  const auto written = write_text(generator, speller, sampling, arguments.sampling.stops, most);
+  const auto [written, is_full] = continue_text(model, prompt, speller, sampling, arguments, most);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   const auto count = written.tokens;
   auto ended = fmt::format("{} token{} in {:.2f} s: {:.0f} tokens/s", count, count == 1 ? "" : "s",
                            seconds.count(), static_cast<double>(count) / seconds.count());
-  if (written.stopped || count < most) ended += why_ended(written, generator, model);
+  if (written.stopped || count < most) ended += why_ended(written, is_full, model);
   fmt::print(stderr, "{}\n", ended);
   return 0;
 }
@@ -130,6 +195,11 @@ int main(int argc, char** argv) {
       ->excludes(prompt);
   app.whole_number("--count", arguments.count,
                    "number of tokens to write, at most; 500, or that of generation_config.json", 1);
+  app.whole_number("--beams", arguments.beams,
+                   "search with so many beams for the likeliest text, in place of sampling", 1);
+  app.add("--length-penalty", arguments.length_penalty,
+          "with --beams: above 0, longer texts are preferred; 1 by default",
+          heed::examples::finite());
   heed::examples::add_text_options(app, arguments.sampling);
   heed::examples::add_sampling_options(app, arguments.sampling);
   app.device(arguments.device, "where to compute");

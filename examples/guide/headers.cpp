@@ -92,6 +92,19 @@ void beam_search() {
   const auto best = found[0][0];  // the best continuation of the first prompt: tokens and score
 }
 
+void beam_search_of_targets() {
+  heed::GroupQueryAttentionOptions attention(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::EncoderOptions stack(attention, /*num_layers=*/2);
+  heed::TextEncoderOptions encoder(/*vocab_size=*/100, stack);
+  heed::DecoderOptions decoder(/*vocab_size=*/100, stack);
+  heed::EncoderDecoder model(heed::EncoderDecoderOptions(encoder, decoder));
+  auto source = torch::randint(100, {2, 12});  // [N, S]
+  auto padding = heed::padding_mask(torch::tensor({12, 7}), 12);
+  std::vector<std::vector<int64_t>> starts = {{0}, {0}};  // decoder_start_token_id
+  auto options = heed::BeamSearchOptions(/*num_beams=*/4, /*max_new_tokens=*/20).end_tokens({1});
+  auto found = heed::beam_search(model, source, starts, options, padding);
+}
+
 void block_mask() {
   auto query = heads(), key = heads(), value = heads();
   // Each token sees the 4 tokens up to itself, and the first.
@@ -625,8 +638,8 @@ void image_encoder() {
 
 void run_all() {
   run(add_adapter, alibi, attend, attend_varlen, attend_options, attend_path, attention,
-      attention_inputs, autocast, beam_search, block_mask, checkpoint, cost, decoder,
-      differential_attention, feed_forward, feed_forward_of_ones_own, feed_forward_layers,
+      attention_inputs, autocast, beam_search, beam_search_of_targets, block_mask, checkpoint, cost,
+      decoder, differential_attention, feed_forward, feed_forward_of_ones_own, feed_forward_layers,
       attention_layers, latent_attention_in_a_block, mixture_of_experts, routing_record,
       mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache,
       fixed_kv_cache, paged_kv_cache, memory_rows, quantize, latent_attention, deepseek_attention,

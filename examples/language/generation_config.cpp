@@ -91,6 +91,9 @@ constexpr const char* kLeftOut = R"({
   "num_beam_groups": 1, "penalty_alpha": 0, "guidance_scale": 1, "dola_layers": 0,
   "watermarking_config": 0, "token_healing": 0, "stop_strings": 0, "max_time": 0
 })";
+/// These fields change it too where beams are searched. Their number is the command line's.
+constexpr const char* kLeftOutOfBeams =
+    R"({"length_penalty": 1, "early_stopping": 0, "diversity_penalty": 0})";
 /// These fields change it too where tokens are sampled, and not the most likely ones taken.
 constexpr const char* kLeftOutOfSampling =
     R"({"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": 0})";
@@ -146,13 +149,18 @@ std::vector<int64_t> special_tokens(const std::string& folder, const std::string
   return {};
 }
 
-std::string left_out(const std::string& folder, const SamplingOptions& sampling) {
+std::string left_out(const std::string& folder, const SamplingOptions& sampling, bool with_beams) {
   const auto path = settings_in(folder);
   if (path.empty()) return "";
-  const auto object = read_json_object(path);
+  auto object = read_json_object(path);
   std::vector<std::string> names;
+  if (with_beams) object.erase("num_beams");
   name_left_out(object, kLeftOut, names);
-  if (sampling.temperature() > 0.0) name_left_out(object, kLeftOutOfSampling, names);
+  if (with_beams) {
+    name_left_out(object, kLeftOutOfBeams, names);
+  } else if (sampling.temperature() > 0.0) {
+    name_left_out(object, kLeftOutOfSampling, names);
+  }
   if (names.empty()) return "";
   return fmt::format("{} asks for {}: left out", path, fmt::join(names, ", "));
 }

@@ -27,8 +27,9 @@ GenerationDefaults read_generation_defaults(const std::string& folder);
 std::vector<int64_t> special_tokens(const std::string& folder, const std::string& field);
 
 /// A sentence about the settings in these files that would change the text, and that a program
-/// which samples with these options does not follow; empty if there are none. Throws
-/// std::runtime_error when the file is not a JSON object.
-std::string left_out(const std::string& folder, const SamplingOptions& sampling);
+/// which samples with these options, or searches with beams, does not follow; empty if there are
+/// none. Throws std::runtime_error when the file is not a JSON object.
+std::string left_out(const std::string& folder, const SamplingOptions& sampling,
+                     bool with_beams = false);
 
 }  // namespace heed::examples

@@ -3,12 +3,14 @@
 #include <ATen/core/Tensor.h>
 #include <heed/arg.h>
 #include <heed/decoder.h>
+#include <heed/encoder_decoder.h>
 #include <heed/export.h>
 #include <heed/paged_kv_cache.h>
 #include <heed/sampling.h>
 #include <heed/transformer.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace heed {
@@ -36,6 +38,12 @@ struct HEED_API BeamSearchOptions {
   HEED_NUMBER_ARG(int64_t, min_new_tokens) = 0;
   /// The tokens that end a text. They are a part of it.
   TORCH_ARG(std::vector<int64_t>, end_tokens);
+  /// The token that every text begins with, at a log-probability of 0; `forced_bos_token_id` in
+  /// transformers, which forces it only if the prompt is one token.
+  HEED_NUMBER_ARG(std::optional<int64_t>, first_token) = std::nullopt;
+  /// The last token of a text of max_new_tokens, at a log-probability of 0; `forced_eos_token_id`
+  /// in transformers.
+  HEED_NUMBER_ARG(std::optional<int64_t>, last_token) = std::nullopt;
   /// The number of texts that are returned for each prompt, from 1 to num_beams.
   HEED_NUMBER_ARG(int64_t, num_return_sequences) = 1;
   /// The score of a finished text of n tokens is the sum of their log-probabilities, divided by
@@ -85,5 +93,25 @@ struct HEED_API BeamHypothesis {
 HEED_API std::vector<std::vector<BeamHypothesis>> beam_search(
     const Decoder& model, at::ArrayRef<std::vector<int64_t>> prompts,
     const BeamSearchOptions& options, const TransformerInputs& inputs = {});
+
+/// Searches for the likeliest targets of sources: the search above in the decoder of a model that
+/// makes one sequence of another. source: tokens [N, S] or frames [N, mels, T], as the model's
+/// `forward` takes them; prompts: the N beginnings of the targets, such as the token that every
+/// target begins with.
+///
+/// @code
+/// auto source = torch::randint(100, {2, 12});  // [N, S]
+/// auto padding = heed::padding_mask(torch::tensor({12, 7}), 12);
+/// std::vector<std::vector<int64_t>> starts = {{0}, {0}};  // decoder_start_token_id
+/// auto options = heed::BeamSearchOptions(/*num_beams=*/4, /*max_new_tokens=*/20).end_tokens({1});
+/// auto found = heed::beam_search(model, source, starts, options, padding);
+/// @endcode
+///
+/// Throws c10::ValueError as the search above and EncoderDecoder::forward do, and when there are
+/// not as many sources as prompts.
+HEED_API std::vector<std::vector<BeamHypothesis>> beam_search(
+    const EncoderDecoder& model, const at::Tensor& source,
+    at::ArrayRef<std::vector<int64_t>> prompts, const BeamSearchOptions& options,
+    const EncoderDecoderInputs& inputs = {});
 
 }  // namespace heed

@@ -137,11 +137,22 @@ class HEED_API EncoderDecoderImpl : public Cloneable<EncoderDecoderImpl> {
   at::Tensor forward_cached(const at::Tensor& target, std::vector<KVCache>& caches,
                             at::IntArrayRef counts, bool last_only,
                             const TransformerInputs& inputs = {}) const;
+  at::Tensor forward_cached(const at::Tensor& target, PagedStep& step, bool last_only = false,
+                            const TransformerInputs& inputs = {}) const;
   /// @}
 
   /// Returns an empty cache for each layer of the decoder; see GroupQueryAttention.
   std::vector<KVCache> make_caches(int64_t batch, int64_t capacity,
                                    const CacheOptions& cache_options = {}) const;
+
+  /// Returns an empty cache of so many pages for all layers of the decoder, for targets that come
+  /// and go; see Decoder.
+  PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
+
+  /// Returns the inputs of the decoder for a source: those given, the memory that it attends to,
+  /// and the source's mask as memory_mask. Throws c10::ValueError as `forward` does.
+  TransformerInputs target_inputs(const at::Tensor& source,
+                                  const EncoderDecoderInputs& inputs = {});
 
   /// The options given at construction.
   EncoderDecoderOptions options;
@@ -156,8 +167,6 @@ class HEED_API EncoderDecoderImpl : public Cloneable<EncoderDecoderImpl> {
   HEED_LOCAL void check_options() const;
   HEED_LOCAL void check_source_mask(const at::Tensor& source,
                                     const std::optional<at::Tensor>& source_mask) const;
-  HEED_LOCAL TransformerInputs decoder_inputs(const at::Tensor& source, const at::Tensor& target,
-                                              const EncoderDecoderInputs& inputs);
 };
 TORCH_MODULE(EncoderDecoder);
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <heed/decoder.h>
+#include <heed/encoder_decoder.h>
 #include <heed/transformer.h>
 
 #include <cstdint>
@@ -45,5 +46,11 @@ HEED_API ModelCost model_cost(const EncoderImpl& model, int64_t batch, int64_t l
 HEED_API ModelCost model_cost(const DecoderImpl& model, int64_t batch, int64_t length,
                               int64_t memory_length = 0);
 /// @}
+
+/// Returns the cost of one forward pass with batch size B, sources of S tokens or frames, and
+/// targets of L tokens. The encoder's parts have names of their own, "encoder attention", and no
+/// cache. Throws c10::ValueError when a size is negative.
+HEED_API ModelCost model_cost(const EncoderDecoderImpl& model, int64_t batch, int64_t source_length,
+                              int64_t length);
 
 }  // namespace heed

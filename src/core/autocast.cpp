@@ -26,6 +26,10 @@ Autocast::~Autocast() {
 
 namespace detail {
 
+bool is_converted_by_autocast(const at::Tensor& tensor) {
+  return is_autocast(tensor) && at::autocast::is_eligible(tensor, tensor.device().type());
+}
+
 AutocastCall::AutocastCall(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const AttendOptions& options)
     : query(query), key(key), value(value), options(options) {

@@ -3,10 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/log_softmax.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "core/ceil_div.h"
@@ -57,6 +60,13 @@ void check_beam_options(const BeamSearchOptions& options, int64_t vocabulary) {
              kBeamSearch, returned, options.num_beams());
   HEED_CHECK(std::isfinite(options.length_penalty()), "{}: length_penalty ({}) must be finite",
              kBeamSearch, options.length_penalty());
+  const auto check_token = [&](const char* name, const std::optional<int64_t>& token) {
+    HEED_CHECK(!token || (*token >= 0 && *token < vocabulary),
+               "{}: {} ({}) must be at least 0 and below vocab_size ({})", kBeamSearch, name,
+               token.value_or(0), vocabulary);
+  };
+  check_token("first_token", options.first_token());
+  check_token("last_token", options.last_token());
   check_no_sampling(options.penalties());
   detail::check_penalties(kBeamSearch, penalties_of(options), vocabulary, /*has_history=*/true);
 }
@@ -71,6 +81,15 @@ void check_prompts(Prompts prompts, int64_t vocabulary) {
                  kBeamSearch, n, i, token, vocabulary);
     }
   }
+}
+
+/// Checks the arguments of a search but for its inputs.
+void check_search(const Decoder& model, Prompts prompts, const BeamSearchOptions& options) {
+  HEED_CHECK(model->options.head(), "{}: model must have a head: DecoderOptions::head is false",
+             kBeamSearch);
+  const auto vocabulary = detail::vocabulary(model->token_embedding);
+  check_beam_options(options, vocabulary);
+  check_prompts(prompts, vocabulary);
 }
 
 /// The inputs of every step: those given, with the memory projected.
@@ -174,6 +193,15 @@ class BeamSearch {
     return model_->forward_cached(given, step, /*last_only=*/true, inputs_)[0];
   }
 
+  /// The only token that may follow so many generated ones, if there is one. All texts have as
+  /// many.
+  std::optional<int64_t> forced_token(int64_t generated) const {
+    if (options_.last_token() && generated == options_.max_new_tokens() - 1) {
+      return options_.last_token();
+    }
+    return generated == 0 ? options_.first_token() : std::nullopt;
+  }
+
   /// The likeliest tokens of each row, and their log-probabilities.
   struct Likeliest {
     at::Tensor tokens, scores;  // [beams, K], on the CPU
@@ -183,6 +211,11 @@ class BeamSearch {
     auto log_probabilities = at::log_softmax(scores, 1, at::kDouble);
     if (detail::has_penalties(penalties_)) {
       log_probabilities = detail::penalize(log_probabilities, penalties_, histories);
+    }
+    if (const auto token = forced_token(histories.front().generated)) {
+      constexpr auto kImpossible = -std::numeric_limits<double>::infinity();
+      log_probabilities = at::full_like(log_probabilities, kImpossible);
+      log_probabilities.select(1, *token).zero_();
     }
     const auto count = std::min(searches_.front().beams.candidates(), scores.size(1));
     const auto [best, tokens] = log_probabilities.topk(count, 1);
@@ -224,14 +257,27 @@ std::vector<std::vector<BeamHypothesis>> beam_search(const Decoder& model, Promp
                                                      const BeamSearchOptions& options,
                                                      const TransformerInputs& inputs) {
   HEED_CHECK(!model.is_empty(), "{}: model must not be empty", kBeamSearch);
-  HEED_CHECK(model->options.head(), "{}: model must have a head: DecoderOptions::head is false",
-             kBeamSearch);
-  const auto vocabulary = detail::vocabulary(model->token_embedding);
-  check_beam_options(options, vocabulary);
-  check_prompts(prompts, vocabulary);
+  check_search(model, prompts, options);
   if (prompts.empty()) return {};
   const at::NoGradGuard no_grad;
   return BeamSearch(model, prompts, options, inputs).run();
+}
+
+std::vector<std::vector<BeamHypothesis>> beam_search(const EncoderDecoder& model,
+                                                     const at::Tensor& source, Prompts prompts,
+                                                     const BeamSearchOptions& options,
+                                                     const EncoderDecoderInputs& inputs) {
+  HEED_CHECK(!model.is_empty(), "{}: model must not be empty", kBeamSearch);
+  check_search(model->decoder, prompts, options);
+  detail::check_defined(kBeamSearch, "source", source);
+  const auto count = static_cast<int64_t>(prompts.size());
+  HEED_CHECK(source.dim() >= 1 && source.size(0) == count,
+             "{}: source {} must have a row for each of the prompts ({})", kBeamSearch,
+             detail::shape(source), count);
+  if (prompts.empty()) return {};
+  const at::NoGradGuard no_grad;
+  return BeamSearch(model->decoder, prompts, options, model.ptr()->target_inputs(source, inputs))
+      .run();
 }
 
 }  // namespace heed

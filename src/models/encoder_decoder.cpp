@@ -105,24 +105,25 @@ at::Tensor EncoderDecoderImpl::encode(const at::Tensor& source,
   return encoder->forward(detail::embed(shared, source), source_mask);
 }
 
-TransformerInputs EncoderDecoderImpl::decoder_inputs(const at::Tensor& source,
-                                                     const at::Tensor& target,
-                                                     const EncoderDecoderInputs& inputs) {
+TransformerInputs EncoderDecoderImpl::target_inputs(const at::Tensor& source,
+                                                    const EncoderDecoderInputs& inputs) {
   check_target_inputs(inputs.target());
-  check_source_and_target(source, target);
+  detail::check_defined(kEncoderDecoder, "source", source);
   auto own = inputs.target();
   return own.memory(encode(source, inputs.source_mask())).memory_mask(inputs.source_mask());
 }
 
 at::Tensor EncoderDecoderImpl::forward(const at::Tensor& source, const at::Tensor& target,
                                        const EncoderDecoderInputs& inputs) {
-  return decoder->forward(target, decoder_inputs(source, target, inputs));
+  check_source_and_target(source, target);
+  return decoder->forward(target, target_inputs(source, inputs));
 }
 
 at::Tensor EncoderDecoderImpl::loss(const at::Tensor& source, const at::Tensor& target,
                                     const at::Tensor& targets, const EncoderDecoderInputs& inputs,
                                     const LinearCrossEntropyOptions& loss_options) {
-  return decoder->loss(target, targets, decoder_inputs(source, target, inputs), loss_options);
+  check_source_and_target(source, target);
+  return decoder->loss(target, targets, target_inputs(source, inputs), loss_options);
 }
 
 std::vector<ProjectedMemory> EncoderDecoderImpl::project_memory(const at::Tensor& memory) const {
@@ -140,6 +141,17 @@ at::Tensor EncoderDecoderImpl::forward_cached(const at::Tensor& target,
                                               bool last_only,
                                               const TransformerInputs& inputs) const {
   return decoder->forward_cached(target, caches, counts, last_only, inputs);
+}
+
+at::Tensor EncoderDecoderImpl::forward_cached(const at::Tensor& target, PagedStep& step,
+                                              bool last_only,
+                                              const TransformerInputs& inputs) const {
+  return decoder->forward_cached(target, step, last_only, inputs);
+}
+
+PagedKVCache EncoderDecoderImpl::make_paged_cache(int64_t pages,
+                                                  const PagedCacheOptions& cache_options) const {
+  return decoder->make_paged_cache(pages, cache_options);
 }
 
 std::vector<KVCache> EncoderDecoderImpl::make_caches(int64_t batch, int64_t capacity,

@@ -2,8 +2,11 @@
 
 #include <heed/cost.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
+#include "core/ceil_div.h"
 #include "core/checks.h"
 #include "core/seen_tensors.h"
 #include "models/block_attention.h"
@@ -35,14 +38,21 @@ struct Sizes {
 /// in the first of them.
 class Parts {
  public:
-  void add(const Part& part) {
+  /// The parts that follow are those of an encoder beside a decoder, or no longer.
+  void of_encoder(bool are) { are_of_encoder_ = are; }
+
+  void add(Part part) {
+    if (are_of_encoder_) {
+      part.name.insert(0, "encoder ");
+      part.kv_cache_bytes = 0;
+    }
     for (auto& present : parts_) {
       if (present.name == part.name) {
         present = present + part;
         return;
       }
     }
-    parts_.push_back(part);
+    parts_.push_back(std::move(part));
   }
 
   void add(const std::string& name, const torch::nn::Module& module, Count macs = 0) {
@@ -66,6 +76,7 @@ class Parts {
  private:
   std::vector<Part> parts_;
   detail::SeenTensors seen_;
+  bool are_of_encoder_ = false;
 };
 
 /// The elements of the weights by which one token is multiplied: those of all Linears, but of the
@@ -85,6 +96,9 @@ int64_t weights_per_token(const torch::nn::Module& layer) {
 }
 
 void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
+  if (stack.relative_biases) {
+    for (const auto& bias : *stack.relative_biases) parts.add("relative bias", *bias);
+  }
   for (const auto& child : *stack.blocks) {
     const auto& block = *child->as<TransformerBlockImpl>();
     detail::visit_attention(block, [&](const auto& attention) {
@@ -108,10 +122,47 @@ void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
   if (stack.final_norm) parts.add("norm", *stack.final_norm);
 }
 
-void check_sizes(const Sizes& sizes) {
+void add_decoder(Parts& parts, const DecoderImpl& model, const Sizes& sizes) {
+  parts.add("token embedding", *model.token_embedding);
+  if (model.position_embedding) parts.add("position embedding", *model.position_embedding);
+  if (model.embedding_norm) parts.add("norm", *model.embedding_norm);
+  add_stack(parts, *model.stack, sizes);
+  if (!model.options.head()) return;
+  const auto head_macs = sizes.tokens() * model.token_embedding->weight.numel();
+  if (model.head) {
+    parts.add("head", *model.head, head_macs);
+  } else {
+    parts.add({"head, tied", 1, 0, 0, head_macs.value(), 0});
+  }
+}
+
+void add_text_encoder(Parts& parts, const TextEncoderImpl& model, const Sizes& sizes) {
+  if (model.token_embedding) parts.add("token embedding", *model.token_embedding);
+  if (model.position_embedding) parts.add("position embedding", *model.position_embedding);
+  if (model.type_embedding) parts.add("type embedding", *model.type_embedding);
+  if (model.embedding_norm) parts.add("norm", *model.embedding_norm);
+  if (const auto& projection = model.embedding_projection) {
+    parts.add("embedding projection", *projection, sizes.tokens() * projection->weight.numel());
+  }
+  add_stack(parts, *model.stack, sizes);
+}
+
+/// `sizes` are those of the frames. Returns the number of positions.
+int64_t add_frame_encoder(Parts& parts, const FrameEncoderImpl& model, const Sizes& sizes) {
+  auto halved = sizes;
+  halved.length = detail::ceil_div(sizes.length, 2);
+  const auto &first = model.first_convolution, &second = model.second_convolution;
+  parts.add("convolution", *first, sizes.tokens() * first->weight.numel());
+  parts.add("convolution", *second, halved.tokens() * second->weight.numel());
+  parts.add("position embedding", *model.position_embedding);
+  add_stack(parts, *model.stack, halved);
+  return halved.length;
+}
+
+void check_sizes(const Sizes& sizes, const char* memory_length = "memory_length") {
   detail::check_not_negative("model_cost", "batch", sizes.batch);
   detail::check_not_negative("model_cost", "length", sizes.length);
-  detail::check_not_negative("model_cost", "memory_length", sizes.memory_length);
+  detail::check_not_negative("model_cost", memory_length, sizes.memory_length);
 }
 
 }  // namespace
@@ -130,24 +181,34 @@ ModelCost model_cost(const DecoderImpl& model, int64_t batch, int64_t length,
   const Sizes sizes{batch, length, memory_length};
   check_sizes(sizes);
   Parts parts;
-  parts.add("token embedding", *model.token_embedding);
-  if (model.position_embedding) parts.add("position embedding", *model.position_embedding);
-  add_stack(parts, *model.stack, sizes);
-  const auto head_macs = sizes.tokens() * model.token_embedding->weight.numel();
-  if (!model.options.head()) return std::move(parts).with_total();
-  if (model.head) {
-    parts.add("head", *model.head, head_macs);
+  add_decoder(parts, model, sizes);
+  return std::move(parts).with_total();
+}
+
+ModelCost model_cost(const EncoderDecoderImpl& model, int64_t batch, int64_t source_length,
+                     int64_t length) {
+  Sizes sizes{batch, length, source_length};
+  check_sizes(sizes, "source_length");
+  const Sizes source{batch, source_length, 0};
+  Parts parts;
+  parts.of_encoder(true);
+  if (model.encoder) {
+    add_text_encoder(parts, *model.encoder, source);
   } else {
-    parts.add({"head, tied", 1, 0, 0, head_macs.value(), 0});
+    sizes.memory_length = add_frame_encoder(parts, *model.frame_encoder, source);
   }
+  parts.of_encoder(false);
+  add_decoder(parts, *model.decoder, sizes);
   return std::move(parts).with_total();
 }
 
 std::ostream& operator<<(std::ostream& stream, const ModelCost& cost) {
-  stream << fmt::format("{:<20}{:>6}{:>16}{:>18}{:>20}{:>18}\n", "part", "count", "parameters",
-                        "parameter bytes", "multiply-adds", "kv cache bytes");
+  size_t width = 20;
+  for (const auto& part : cost.parts) width = std::max(width, part.name.size() + 1);
+  stream << fmt::format("{:<{}}{:>6}{:>16}{:>18}{:>20}{:>18}\n", "part", width, "count",
+                        "parameters", "parameter bytes", "multiply-adds", "kv cache bytes");
   for (const auto& part : cost.parts) {
-    stream << fmt::format("{:<20}{:>6}{:>16}{:>18}{:>20}{:>18}\n", part.name, part.count,
+    stream << fmt::format("{:<{}}{:>6}{:>16}{:>18}{:>20}{:>18}\n", part.name, width, part.count,
                           part.parameters, part.parameter_bytes, part.macs, part.kv_cache_bytes);
   }
   return stream;

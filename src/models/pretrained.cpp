@@ -208,6 +208,19 @@ void untie_head(Blueprint& blueprint, const std::string& config, const FileEntri
   options.tied_head(false);
 }
 
+/// Makes the scores of an EncoderDecoder have a bias or not, and its names have a prefix or not, as
+/// the file has them: that of a model without a head has neither.
+void fit_scores(Blueprint& blueprint, const FileEntries& file) {
+  const bool is_packed = !file.packed.empty();
+  const auto &prefix = blueprint.prefix, &bias = blueprint.score_bias;
+  auto& decoder = std::get<EncoderDecoderOptions>(blueprint.options).decoder();
+  if (!bias.empty()) {
+    decoder.score_bias(file.tensors.count(is_packed ? "decoder.score_bias" : bias) > 0);
+  }
+  const bool lacks_prefix = !prefix.empty() && !is_packed && !has_prefix(file, prefix);
+  if (lacks_prefix) blueprint.names = detail::without_prefix(blueprint.names, prefix);
+}
+
 /// Makes the head of an EncoderDecoder tied or not, as the file has it.
 void fit_free_head(Blueprint& blueprint, const FileEntries& file) {
   if (!blueprint.free_head) return;
@@ -351,7 +364,7 @@ void write(const std::string& path, std::string_view text) {
 }
 
 /// The end of a saved model's architecture; empty if it stays. Takes the head out of the blueprint
-/// of a decoder without one, and ties a free head if the model's is tied.
+/// of a decoder without one; ties a free head and leaves out a bias of scores as the model does.
 template <typename Model>
 std::string_view saved_end(const Model& model, Blueprint& blueprint) {
   if constexpr (std::is_same_v<Model, Decoder>) {
@@ -365,6 +378,7 @@ std::string_view saved_end(const Model& model, Blueprint& blueprint) {
   if constexpr (std::is_same_v<Model, EncoderDecoder>) {
     auto& decoder = std::get<EncoderDecoderOptions>(blueprint.options).decoder();
     if (blueprint.free_head) decoder.tied_head(model->options.decoder().tied_head());
+    if (!blueprint.score_bias.empty()) decoder.score_bias(model->options.decoder().score_bias());
   }
   return Kind<Model>::kEnd;
 }
@@ -393,7 +407,10 @@ Model load_pretrained(const std::string& folder, const PretrainedOptions& option
       fit_head(blueprint, file, options.head());
       if (options.untie_head()) untie_head(blueprint, config, file);
     }
-    fit_free_head(blueprint, file);
+    if constexpr (std::is_same_v<Model, EncoderDecoder>) {
+      fit_scores(blueprint, file);
+      fit_free_head(blueprint, file);
+    }
     const auto dtype =
         options.dtype() ? *options.dtype() : dtype_of<Model>(blueprint, config, weights, file);
     const auto load =

@@ -215,6 +215,23 @@ def check_answers(
     expect(f"{folder.name} of numbers", numbers.stdout.decode(), expected + "\n")
 
 
+def check_beams(generate: Path, folder: Path) -> None:
+    """The likeliest text of beams, with an end that some of them reach."""
+    end = answer(folder, [5, 6, 7], 30, eos_token_id=-1, num_beams=3)[12]
+    path = folder / "generation_config.json"
+    saved = path.read_text()
+    path.write_text(json.dumps({**json.loads(saved), "eos_token_id": end}))
+    for options in ({}, {"length_penalty": 3.0}, {"length_penalty": -2.0},
+                    {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}):  # fmt: skip
+        given = [word for name, value in options.items()
+                 for word in ("--" + name.replace("_", "-"), value)]  # fmt: skip
+        done = run(generate, "--model", folder, "--tokens", "5 6 7", "--beams", 3, "--count", 30,
+                   *given)  # fmt: skip
+        expected = " ".join(map(str, answer(folder, [5, 6, 7], 30, num_beams=3, **options)))
+        expect(f"beams with {options}", done.stdout.decode(), expected + "\n")
+    path.write_text(saved)
+
+
 def check_ends(generate: Path, folder: Path) -> None:
     """A token of the answer as the end of the text, by both files and as a number and a list."""
     whole = answer(folder, [5, 6, 7], 30, eos_token_id=-1)
@@ -518,6 +535,26 @@ def check_lora(options, folder: Path, tokenizer) -> None:
         expect_close(f"the loss of {adapter}", losses[-1], by_python, tolerance)
         if weights == "plain":
             check_answers(options.generate, folder, tokenizer, adapter)
+    if folder.name == "llama":
+        check_dora(options, folder, tokenizer, arguments)
+    low = options.out / f"{folder.name}_lora_bfloat16"
+    run(options.finetune, "--out", low, *arguments, "--weights", "int8", "--dtype", "bfloat16")
+    expect_close("the loss of int8 with bfloat16", held_out_losses(low)[-1], losses[-1], 0.02)
+
+
+def check_dora(options, folder: Path, tokenizer, arguments: list) -> None:
+    """An adapter of some Linears, with the lengths of their rows."""
+    adapter = options.out / f"{folder.name}_dora"
+    given = [*arguments, "--dora", "--lora-targets", "fc_q,fc_v"]
+    run(options.finetune, "--out", adapter, *given, "--stop-after", 25)
+    run(options.finetune, "--out", adapter, "--resume")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    expect("use_dora", config["use_dora"], True)
+    targets = {name.rpartition(".")[2] for name in config["target_modules"]}
+    expect("target_modules", targets, {"q_proj", "v_proj"})
+    if peft is not None:
+        by_python = held_out_loss(folder, tokenizer, options.text, 32, adapter)
+        expect_close(f"the loss of {adapter}", held_out_losses(adapter)[-1], by_python, LOSS_TOLERANCE)
 
 
 def check_refusals(options, llama: Path) -> None:
@@ -556,6 +593,10 @@ def check_refusals(options, llama: Path) -> None:
         (generate, ["--model", adapter],
          f"cannot read {adapter}: it has an adapter: give it with --adapter, and its model with "
          "--model"),
+        (generate, [*model, "--length-penalty", 2], "--length-penalty needs --beams"),
+        (generate, [*model, "--beams", 2, "--top-k", 3],
+         "--beams cannot be combined with --greedy, --temperature, --top-k, --top-p and --min-p: no "
+         "token is drawn"),
         (generate, [*model, "--adapter", missing],
          f"load_adapter: folder ({missing}) must exist"),
         (generate, [*model, "--tokens", "1 2x"],
@@ -584,10 +625,10 @@ def check_refusals(options, llama: Path) -> None:
         (finetune, [*model, *text, "--out", llama],
          f"{llama} holds a model already: give another folder with --out"),
         (finetune, [*model, *text, *new, "--lora-alpha", 8], "--lora-alpha needs --lora"),
+        (finetune, [*model, *text, *new, "--lora-targets", "fc_q"], "--lora-targets needs --lora"),
+        (finetune, [*model, *text, *new, "--dora"], "--dora needs --lora"),
         (finetune, [*model, *text, *new, "--weights", "int8"],
          "--weights int8 needs --lora: packed weights cannot be trained"),
-        (finetune, [*model, *text, *new, "--lora", 4, "--weights", "int8", "--dtype", "bfloat16"],
-         "--weights int8 needs --dtype float32"),
         (finetune, ["--model", out / "bert", *text, *new, "--lora", 4],
          f"load_pretrained: {out}/bert/config.json must describe a Decoder; it describes a "
          "TextEncoder"),
@@ -636,6 +677,7 @@ def main() -> None:
     check_left_out(options, folders["llama"])
     check_settings(options, folders["llama"], tokenizer)
     check_texts(options, folders["llama"], tokenizer)
+    check_beams(options.generate, folders["llama"])
     check_ends(options.generate, folders["llama"])
     check_context(options.generate, folders["gpt2"])
     check_dtypes(options.generate, folders["llama"], options.out)

@@ -8,20 +8,15 @@ random text. FOLDER/NAME.json is the tokenizer.json that transformers makes of i
 FOLDER/NAME.pairs are as export_tokenizers.py describes them.
 """
 
-import argparse
 import io
 import os
 import sys
 from pathlib import Path
-from typing import List, NoReturn
+from typing import List
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import export_tokenizers as tokenizers_of  # noqa: E402
-
-
-def fail(message: str) -> NoReturn:
-    sys.exit(f"export_sentence_pieces.py: {message}")
 
 
 try:
@@ -29,7 +24,7 @@ try:
     import sentencepiece
     import transformers
 except ImportError as error:
-    fail(
+    tokenizers_of.fail(
         f"cannot import {error.name}: install it with "
         f"'{sys.executable} -m pip install sentencepiece protobuf transformers'"
     )
@@ -127,20 +122,6 @@ def write_all(folder: Path) -> None:
         tokenizers_of.write_cases(folder, name, backend, hard, seed)
 
 
-def main() -> None:
-    summary, _, details = __doc__.partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    try:
-        write_all(options.out)
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    print(options.out)
-
-
 if __name__ == "__main__":
-    main()
+    transformers.logging.set_verbosity_error()
+    tokenizers_of.main(__doc__, write_all)

@@ -113,7 +113,7 @@ SNIPPETS = [
 
 
 def fail(message: str) -> NoReturn:
-    sys.exit(f"export_tokenizers.py: {message}")
+    sys.exit(f"{Path(sys.argv[0]).name}: {message}")
 
 
 try:
@@ -501,19 +501,20 @@ def write_all(folder: Path) -> None:
         write_cases(folder, name, tokenizer, hard, seed)
 
 
-def main() -> None:
-    summary, _, details = __doc__.partition("\n\n")
+def main(description: str, write: Callable[[Path], None]) -> None:
+    """Calls `write` with the folder that the command line names."""
+    summary, _, details = description.partition("\n\n")
     parser = argparse.ArgumentParser(
         description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     options = parser.parse_args()
     try:
-        write_all(options.out)
+        write(options.out)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     print(options.out)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, write_all)

@@ -184,6 +184,9 @@ TEST_F(Generation, NamesWhatItLeavesOut) {
   EXPECT_EQ(left_out(folder_, greedy), path + " asks for num_beams 4, stop_strings: left out");
   read({{"num_beams", 1}, {"repetition_penalty", 1.5}, {"min_new_tokens", 3}});
   EXPECT_EQ(left_out(folder_, sampled), "");
+  read({{"num_beams", 4}, {"length_penalty", 2.0}, {"early_stopping", true}, {"typical_p", 0.5}});
+  EXPECT_EQ(left_out(folder_, greedy, /*with_beams=*/true),
+            path + " asks for length_penalty 2.0, early_stopping: left out");
 }
 
 TEST_F(Generation, PutsTheStartBeforeATextOnce) {

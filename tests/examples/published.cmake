@@ -14,5 +14,5 @@ if(python)
       --generate $<TARGET_FILE:generate> --serve $<TARGET_FILE:serve> --finetune $<TARGET_FILE:finetune>
       --text "${PROJECT_SOURCE_DIR}/CHANGELOG.md" --out "${CMAKE_CURRENT_BINARY_DIR}/published")
   set_tests_properties(examples.published PROPERTIES
-    LABELS examples TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
+    LABELS examples TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()

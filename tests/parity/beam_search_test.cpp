@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
 #include <heed/beam_search.h>
+#include <heed/encoder_decoder.h>
+#include <heed/masks.h>
 #include <heed/pretrained.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -14,8 +17,6 @@
 
 namespace heed::test::of_beam_search {
 namespace {
-
-constexpr int64_t kPadding = 31;
 
 /// beam_search.py says what is in the files.
 class BeamSearchBesidePython : public ::testing::Test {
@@ -27,37 +28,20 @@ class BeamSearchBesidePython : public ::testing::Test {
   }
 };
 
-std::vector<int64_t> numbers(const at::Tensor& tokens) {
-  const auto own = tokens.contiguous();
-  return {own.data_ptr<int64_t>(), own.data_ptr<int64_t>() + own.numel()};
-}
-
-SamplingOptions penalties_of(const Fixture& fixture, const std::string& name) {
-  SamplingOptions options;
-  if (const auto found = fixture.find(name + ".repetition_penalty")) {
-    options.repetition_penalty(found->item<double>());
-  }
-  if (const auto found = fixture.find(name + ".no_repeat_ngram_size")) {
-    options.no_repeat_ngram_size(found->item<int64_t>());
-  }
-  if (const auto found = fixture.find(name + ".bias_tokens")) {
-    const auto tokens = numbers(*found);
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const auto number = fixture[name + ".bias_numbers"][static_cast<int64_t>(i)];
-      options.logit_bias()[tokens[i]] = number.item<double>();
-    }
-  }
-  return options;
-}
-
 BeamSearchOptions options_of(const Fixture& fixture, const std::string& name) {
   BeamSearchOptions options(fixture.number(name + ".num_beams"),
                             fixture.number(name + ".max_new_tokens"));
   options.num_return_sequences(fixture.number(name + ".num_return_sequences"))
       .early_stopping(static_cast<EarlyStopping>(fixture.number(name + ".stopping")))
-      .penalties(penalties_of(fixture, name));
+      .penalties(fixture.penalties(name));
   if (const auto found = fixture.find(name + ".length_penalty")) {
     options.length_penalty(found->item<double>());
+  }
+  if (const auto found = fixture.find(name + ".forced_bos_token_id")) {
+    options.first_token(found->item<int64_t>());
+  }
+  if (const auto found = fixture.find(name + ".forced_eos_token_id")) {
+    options.last_token(found->item<int64_t>());
   }
   if (const auto found = fixture.find(name + ".min_new_tokens")) {
     options.min_new_tokens(found->item<int64_t>());
@@ -90,18 +74,39 @@ std::vector<std::string> cases_of(const Fixture& fixture) {
   return names;
 }
 
-void expect_texts_of_python(const Decoder& model, const Fixture& fixture, const std::string& name) {
-  const auto found = beam_search(model, prompts_of(fixture, name), options_of(fixture, name));
+/// Searches for the texts of a case.
+std::vector<std::vector<BeamHypothesis>> found_by(Decoder& model, const Fixture& fixture,
+                                                  const std::string& name) {
+  return beam_search(model, prompts_of(fixture, name), options_of(fixture, name));
+}
+
+std::vector<std::vector<BeamHypothesis>> found_by(EncoderDecoder& model, const Fixture& fixture,
+                                                  const std::string& name) {
+  const auto device = model->decoder->token_embedding->weight.device();
+  const auto source = fixture[name + ".source"];
+  EncoderDecoderInputs inputs;
+  if (const auto lengths = fixture.find(name + ".source_lengths")) {
+    inputs.source_mask(padding_mask(lengths->to(device), source.size(1)));
+  }
+  return beam_search(model, source.to(device), prompts_of(fixture, name), options_of(fixture, name),
+                     inputs);
+}
+
+template <typename Model>
+void expect_texts_of_python(Model& model, const Fixture& fixture, const std::string& name) {
+  const auto found = found_by(model, fixture, name);
+  const auto ends = options_of(fixture, name).end_tokens();
   const auto sequences = fixture[name + ".sequences"], scores = fixture[name + ".scores"];
   ASSERT_EQ(static_cast<int64_t>(found.size()), sequences.size(0)) << name;
   for (size_t n = 0; n < found.size(); ++n) {
     ASSERT_EQ(static_cast<int64_t>(found[n].size()), sequences.size(1)) << name;
     for (size_t i = 0; i < found[n].size(); ++i) {
       const auto row = static_cast<int64_t>(n), column = static_cast<int64_t>(i);
-      auto tokens = found[n][i].tokens;
-      ASSERT_LE(static_cast<int64_t>(tokens.size()), sequences.size(2)) << name;
-      tokens.resize(static_cast<size_t>(sequences.size(2)), kPadding);
-      EXPECT_EQ(tokens, numbers(sequences[row][column])) << name << ", " << n << ", " << i;
+      auto wanted = numbers(sequences[row][column]);
+      // Behind the end of a text there is padding.
+      const auto end = std::find_first_of(wanted.begin(), wanted.end(), ends.begin(), ends.end());
+      if (end != wanted.end()) wanted.erase(end + 1, wanted.end());
+      EXPECT_EQ(found[n][i].tokens, wanted) << name << ", " << n << ", " << i;
       // Sums of up to 20 float32 log-probabilities; up to 12 times these with length_penalty -1.
       const auto expected = scores[row][column].item<double>();
       EXPECT_NEAR(found[n][i].score, expected, 1e-4 * std::max(1.0, std::abs(expected)))
@@ -110,17 +115,30 @@ void expect_texts_of_python(const Decoder& model, const Fixture& fixture, const 
   }
 }
 
-TEST_F(BeamSearchBesidePython, FindsTransformersTexts) {
-  for (const std::string name : {"llama", "gpt2"}) {
-    const Fixture fixture(fixture_path("beam_search/" + name + ".pt"));
-    const auto names = cases_of(fixture);
-    EXPECT_GE(names.size(), 10U);
-    for (const auto device : devices()) {
-      auto model = load_pretrained(fixture_path("beam_search/" + name));
-      model->to(device);
-      for (const auto& each : names) expect_texts_of_python(model, fixture, each);
-    }
+template <typename Model>
+void expect_all_texts_of_python(const std::string& folder, size_t cases) {
+  SCOPED_TRACE(folder);
+  const Fixture fixture(fixture_path("beam_search/" + folder + ".pt"));
+  const auto names = cases_of(fixture);
+  EXPECT_GE(names.size(), cases);
+  for (const auto device : devices()) {
+    auto model = load_pretrained<Model>(fixture_path("beam_search/" + folder));
+    model->to(device);
+    for (const auto& each : names) expect_texts_of_python(model, fixture, each);
   }
+}
+
+TEST_F(BeamSearchBesidePython, FindsTransformersTexts) {
+  for (const std::string name : {"llama", "gpt2"}) expect_all_texts_of_python<Decoder>(name, 10);
+}
+
+TEST_F(BeamSearchBesidePython, FindsTransformersTargets) {
+  std::ifstream pairs(fixture_path("beam_search/pairs.txt"));
+  size_t count = 0;
+  for (std::string name; std::getline(pairs, name); ++count) {
+    expect_all_texts_of_python<EncoderDecoder>(name, 5);
+  }
+  EXPECT_GE(count, 5U);
 }
 
 }  // namespace

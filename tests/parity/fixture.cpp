@@ -8,6 +8,11 @@
 
 namespace heed::test {
 
+std::vector<int64_t> numbers(const at::Tensor& tensor) {
+  const auto own = tensor.cpu().contiguous();
+  return {own.data_ptr<int64_t>(), own.data_ptr<int64_t>() + own.numel()};
+}
+
 std::string why_no_fixtures() {
   std::string reason;
   std::ifstream skipped(fixture_path("skipped"));
@@ -40,6 +45,24 @@ std::optional<at::Tensor> Fixture::find(const std::string& name) const {
 }
 
 int64_t Fixture::number(const std::string& name) const { return (*this)[name].item<int64_t>(); }
+
+SamplingOptions Fixture::penalties(const std::string& name) const {
+  SamplingOptions options;
+  if (const auto found = find(name + ".repetition_penalty")) {
+    options.repetition_penalty(found->item<double>());
+  }
+  if (const auto found = find(name + ".no_repeat_ngram_size")) {
+    options.no_repeat_ngram_size(found->item<int64_t>());
+  }
+  if (const auto found = find(name + ".bias_tokens")) {
+    const auto tokens = numbers(*found);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto number = (*this)[name + ".bias_numbers"][static_cast<int64_t>(i)];
+      options.logit_bias()[tokens[i]] = number.item<double>();
+    }
+  }
+  return options;
+}
 
 std::vector<std::string> Fixture::cases() const {
   const std::string suffix = ".output";

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <heed/sampling.h>
 
 #include <map>
 #include <optional>
@@ -8,6 +9,9 @@
 #include <vector>
 
 namespace heed::test {
+
+/// The numbers of an int64 tensor.
+std::vector<int64_t> numbers(const at::Tensor& tensor);
 
 /// Empty when the fixtures could be exported.
 std::string why_no_fixtures();
@@ -24,6 +28,8 @@ class Fixture {
   const at::Tensor& operator[](const std::string& name) const;
   std::optional<at::Tensor> find(const std::string& name) const;
   int64_t number(const std::string& name) const;
+  /// The changes of scores that are options of a case: its NAME.repetition_penalty and others.
+  SamplingOptions penalties(const std::string& name) const;
 
   /// The names before ".output".
   std::vector<std::string> cases() const;

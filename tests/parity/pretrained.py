@@ -312,6 +312,24 @@ def check(folder: Path) -> None:
     sys.exit(failed)
 
 
+def check_saved(folder: Path, loaders: dict, compute) -> None:
+    """Compares what models compute that heed saved, in FOLDER/NAME/saved, with what they computed
+    before: by name, what has the `from_pretrained` of each; compute(model, expected) returns scores."""
+    failed = False
+    for name, loader in loaders.items():
+        model, info = loader.from_pretrained(
+            folder / name / "saved", attn_implementation="eager", dtype=torch.float32,
+            output_loading_info=True)
+        expected = torch.load(folder / name / "expected.pt")
+        with torch.no_grad():
+            scores = compute(model.eval(), expected)
+        difference = (scores - expected["scores"]).abs().max() / expected["scores"].abs().max()
+        if info["missing_keys"] or info["unexpected_keys"] or not difference <= 1e-6:
+            print(f"{name}: scores differ by {difference}; {info}", file=sys.stderr)
+            failed = True
+    sys.exit(failed)
+
+
 def main(description: str, actions: dict) -> None:
     """Calls the action that the command line names, with the folder that it names."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])

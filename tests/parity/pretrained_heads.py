@@ -13,7 +13,6 @@ folder as transformers saves it, besides expected.pt with these tensors:
 """
 
 import copy
-import sys
 import zlib
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import torch
 import transformers as hf
 
 import pretrained_cases
-from pretrained import LENGTHS, draw_tokens, gradients, main, moved, randomize, save
+from pretrained import LENGTHS, check_saved, draw_tokens, gradients, main, moved, randomize, save
 
 CLASSES = {"sequence": hf.AutoModelForSequenceClassification,
            "token": hf.AutoModelForTokenClassification, "masked": hf.AutoModelForMaskedLM,
@@ -125,19 +124,7 @@ def write(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    failed = False
-    for name, (task, _) in cases().items():
-        model, info = CLASSES[task].from_pretrained(
-            folder / name / "saved", attn_implementation="eager", dtype=torch.float32,
-            output_loading_info=True)
-        expected = torch.load(folder / name / "expected.pt")
-        with torch.no_grad():
-            scores = compute(model.eval(), expected)
-        difference = (scores - expected["scores"]).abs().max() / expected["scores"].abs().max()
-        if info["missing_keys"] or info["unexpected_keys"] or not difference <= 1e-6:
-            print(f"{name}: scores differ by {difference}; {info}", file=sys.stderr)
-            failed = True
-    sys.exit(failed)
+    check_saved(folder, {name: CLASSES[task] for name, (task, _) in cases().items()}, compute)
 
 
 if __name__ == "__main__":

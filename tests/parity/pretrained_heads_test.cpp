@@ -1,14 +1,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <heed/masks.h>
 #include <heed/pretrained.h>
 #include <heed/task_heads.h>
 #include <heed/weights.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -140,15 +138,7 @@ TEST_F(PretrainedHeads, HaveTransformersGradients) {
       const auto loss = (scores * expected["loss.factors"]).square().mean();
       EXPECT_LE(difference(loss.detach(), expected["loss"]), kScores);
       loss.backward();
-      // save_pretrained knows the names: it writes gradients in the parameters' place.
-      const at::NoGradGuard no_grad;
-      for (auto& parameter : model->parameters()) {
-        const auto& gradient = parameter.grad();
-        parameter.set_data(gradient.defined() ? gradient : at::zeros_like(parameter));
-      }
-      const auto folder = c.folder() + "/gradients";
-      save_pretrained(model, folder, c.folder());
-      auto actual = read_weights(folder + "/model.safetensors");
+      auto actual = saved_gradients(model, c.folder() + "/gradients", c.folder());
       erase_tied(actual, expected);
       EXPECT_LE(check_gradients(actual, expected), kGradients);
     });
@@ -166,9 +156,7 @@ TEST_F(PretrainedHeads, TransformersReadsWhatIsSaved) {
       EXPECT_LE(difference(scores_of_head(again, expected), expected["scores"]), kScores);
     });
   }
-  const auto command = std::string("\"") + HEED_PYTHON + "\" \"" + HEED_PRETRAINED_HEADS +
-                       "\" check \"" + folder_of("heads") + '"';
-  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  expect_python_reads(HEED_PRETRAINED_HEADS, folder_of("heads"));
 }
 
 }  // namespace

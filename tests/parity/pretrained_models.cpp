@@ -1,13 +1,11 @@
 #include "pretrained_models.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
-#include <heed/weights.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -30,11 +28,13 @@ std::vector<std::vector<std::string>> read_rows(const std::string& path) {
   return rows;
 }
 
-std::vector<Case> cases(const std::string& kind) {
+namespace {
+
+std::vector<Case> cases_below(const std::string& above, const std::string& kind = "") {
   std::vector<Case> found;
-  for (const auto& row : read_rows(folder_of("cases.txt"))) {
+  for (const auto& row : read_rows(folder_of(above + "cases.txt"))) {
     if (!kind.empty() && row.at(1) != kind) continue;
-    found.push_back({row.at(0), row.at(1), {}});
+    found.push_back({row.at(0), row.at(1), {}, above});
     std::istringstream fields(row.size() > 2 ? row[2] : "");
     for (std::string field; std::getline(fields >> std::ws, field, ',');) {
       found.back().fields.push_back(field);
@@ -43,10 +43,17 @@ std::vector<Case> cases(const std::string& kind) {
   return found;
 }
 
+}  // namespace
+
+std::vector<Case> cases(const std::string& kind) { return cases_below("", kind); }
+
+std::vector<Case> pair_cases() { return cases_below("encoder_decoders/"); }
+
 AnyModel load(const std::string& kind, const std::string& folder,
               const PretrainedOptions& options) {
   if (kind == "decoder") return load_pretrained(folder, options);
   if (kind == "text_encoder") return load_pretrained<TextEncoder>(folder, options);
+  if (kind == "encoder_decoder") return load_pretrained<EncoderDecoder>(folder, options);
   return load_pretrained<ImageEncoder>(folder, options);
 }
 
@@ -69,6 +76,11 @@ at::Tensor compute(AnyModel& model, const Fixture& expected, int64_t sequences) 
     if (types) types = first(*types);
     return (*encoder)(first(expected["tokens"]), TransformerInputs(), types);
   }
+  if (auto* pair = std::get_if<EncoderDecoder>(&model)) {
+    auto source = first(expected["source"]);
+    if (source.is_floating_point()) source = source.to(parameter.scalar_type());
+    return (*pair)->forward(source, first(expected["target"]));
+  }
   return std::get<ImageEncoder>(model)(first(expected["images"]).to(parameter.scalar_type()));
 }
 
@@ -82,25 +94,43 @@ at::Tensor loss_of(const at::Tensor& output, const Fixture& expected) {
                                 tokens.narrow(1, 1, length).flatten());
 }
 
+namespace {
+
+/// save_pretrained also writes what shares a tensor, under its second names.
+void erase_shared(NamedTensors& actual, const Fixture& expected) {
+  for (const std::string name : {"lm_head.weight", "proj_out.weight", "encoder.embed_tokens.weight",
+                                 "decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight",
+                                 "model.decoder.embed_tokens.weight"}) {
+    if (!expected.find("gradient." + name)) actual.erase(name);
+  }
+  // Sinusoidal positions, which are not trained.
+  if (actual.count("model.encoder.conv1.weight") > 0) {
+    actual.erase("model.encoder.embed_positions.weight");
+  }
+}
+
+}  // namespace
+
+void expect_python_reads(const std::string& script, const std::string& folder) {
+  const auto command =
+      std::string("\"") + HEED_PYTHON + "\" \"" + script + "\" check \"" + folder + '"';
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+}
+
 NamedTensors gradients(AnyModel& model, const Case& c) {
-  auto& module = module_of(model);
   const auto expected = c.expected();
   const auto loss = loss_of(compute(model, expected), expected);
   EXPECT_LE(difference(loss.detach(), expected["loss"]), kScores);
   loss.backward();
-  // save_pretrained knows the names: it writes gradients in the parameters' place.
-  const at::NoGradGuard no_grad;
-  for (auto& parameter : module.parameters()) {
-    const auto& gradient = parameter.grad();
-    parameter.set_data(gradient.defined() ? gradient : at::zeros_like(parameter));
-  }
   const auto folder = c.folder() + "/gradients";
-  save(model, folder, c.folder());
-  auto written = read_weights(folder + "/model.safetensors");
+  auto written =
+      std::visit([&](const auto& m) { return saved_gradients(m, folder, c.folder()); }, model);
   for (auto item = written.begin(); item != written.end();) {  // without buffers
-    const bool is_buffer = item->first.find("e_score_correction_bias") != std::string::npos;
+    const bool is_buffer = item->first.find("e_score_correction_bias") != std::string::npos ||
+                           item->first == "final_logits_bias";
     item = is_buffer ? written.erase(item) : std::next(item);
   }
+  if (c.kind == "encoder_decoder") erase_shared(written, expected);
   return written;
 }
 

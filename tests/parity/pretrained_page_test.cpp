@@ -33,7 +33,9 @@ struct Row {
 /// Measures the models of every family.
 std::map<std::string, Row> measured() {
   std::map<std::string, Row> rows;
-  for (const auto& c : cases()) {
+  auto all = cases();
+  for (const auto& c : pair_cases()) all.push_back(c);
+  for (const auto& c : all) {
     SCOPED_TRACE(c.name);
     auto& row = rows[c.family()];
     row.kind = c.kind;
@@ -57,7 +59,8 @@ std::string figure(double number) {
 std::string table(const std::map<std::string, Row>& rows) {
   const std::map<std::string, std::string> classes{{"decoder", "`Decoder`"},
                                                    {"text_encoder", "`TextEncoder`"},
-                                                   {"image_encoder", "`ImageEncoder`"}};
+                                                   {"image_encoder", "`ImageEncoder`"},
+                                                   {"encoder_decoder", "`EncoderDecoder`"}};
   std::ostringstream text;
   text << kHeader;
   for (const auto& [family, row] : rows) {

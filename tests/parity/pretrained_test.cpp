@@ -126,12 +126,6 @@ TEST_F(Pretrained, HidesThePaddingOfBatches) {
   }
 }
 
-std::vector<int64_t> numbers(const at::Tensor& tensor) {
-  const auto flat = tensor.to(at::kLong).contiguous();
-  const auto* first = flat.const_data_ptr<int64_t>();
-  return {first, first + flat.numel()};
-}
-
 /// Scores [B, L, V] of sequences of different lengths, through an empty cache of each kind.
 std::map<std::string, at::Tensor> cached(Decoder& model, const at::Tensor& tokens,
                                          const std::vector<int64_t>& lengths) {

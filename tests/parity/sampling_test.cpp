@@ -25,30 +25,12 @@ class SamplingBesidePython : public ::testing::Test {
   }
 };
 
-std::vector<int64_t> numbers(const at::Tensor& tokens) {
-  const auto own = tokens.cpu().contiguous();
-  return {own.data_ptr<int64_t>(), own.data_ptr<int64_t>() + own.numel()};
-}
-
 SamplingOptions options_of(const Fixture& fixture, const std::string& name) {
-  SamplingOptions options;
-  if (const auto found = fixture.find(name + ".repetition_penalty")) {
-    options.repetition_penalty(found->item<double>());
-  }
-  if (const auto found = fixture.find(name + ".no_repeat_ngram_size")) {
-    options.no_repeat_ngram_size(found->item<int64_t>());
-  }
+  auto options = fixture.penalties(name);
   if (const auto found = fixture.find(name + ".min_new_tokens")) {
     options.min_new_tokens(found->item<int64_t>());
   }
   if (const auto found = fixture.find(name + ".end_tokens")) options.end_tokens(numbers(*found));
-  if (const auto found = fixture.find(name + ".bias_tokens")) {
-    const auto tokens = numbers(*found);
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const auto number = fixture[name + ".bias_numbers"][static_cast<int64_t>(i)];
-      options.logit_bias()[tokens[i]] = number.item<double>();
-    }
-  }
   return options;
 }
 

@@ -42,11 +42,14 @@ struct Blueprint {
                TokenClassifierOptions, MaskedLanguageModelOptions, EncoderDecoderOptions>
       options;
   NameMap names;  // of the model's weights
-  // The start of all names but the head's, which files of a decoder without a head lack.
+  // The start of all names but the head's, which files of a model without a head lack.
   std::string prefix = "model.";
   std::string architecture = {};  // the first of architectures, such as "LlamaForCausalLM"
   std::optional<ModelPart> part = std::nullopt;  // none if the model is described alone
   std::optional<FreeHead> free_head = std::nullopt;
+  // The tensor of an EncoderDecoder's score_bias, which a file may leave out; empty if there is
+  // none.
+  std::string score_bias = {};
 };
 
 /// Reads a config.json, whose model_type may be given if the file leaves it out. If the family has

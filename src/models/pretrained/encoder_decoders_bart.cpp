@@ -11,6 +11,7 @@ namespace heed::detail {
 
 namespace {
 
+constexpr auto kPrefix = "model.", kScoreBias = "final_logits_bias";
 constexpr auto kEmbedding = "model.shared", kTargets = "model.decoder.embed_tokens";
 
 /// A family's values of fields that a file leaves out.
@@ -128,14 +129,16 @@ Blueprint read_bart(const Config& config) {
                        .positions(positions)
                        .embedding_norm(true)
                        .dropout(dropout);
-  auto names = bart_blocks(bart_embeddings(true), "encoder")
-                   .rename("final_logits_bias", "decoder.score_bias");
+  auto names =
+      bart_blocks(bart_embeddings(true), "encoder").rename(kScoreBias, "decoder.score_bias");
   for (const std::string part : {"encoder", "decoder"}) {
     names.rename("model." + part + ".embed_positions", part + ".position_embedding")
         .rename("model." + part + ".layernorm_embedding", part + ".embedding_norm")
         .drop("model." + part + ".version");  // of older files
   }
-  return {EncoderDecoderOptions(text, own), names, /*prefix=*/""};
+  Blueprint blueprint{EncoderDecoderOptions(text, own), names, kPrefix};
+  blueprint.score_bias = kScoreBias;
+  return blueprint;
 }
 
 Blueprint read_marian(const Config& config) {
@@ -167,10 +170,12 @@ Blueprint read_marian(const Config& config) {
                        .positions(positions)
                        .dropout(dropout);
   auto names = bart_blocks(bart_embeddings(shared), "encoder")
-                   .rename("final_logits_bias", "decoder.score_bias")
+                   .rename(kScoreBias, "decoder.score_bias")
                    .drop("model.encoder.embed_positions")  // tables of older files
                    .drop("model.decoder.embed_positions");
-  return {EncoderDecoderOptions(text, own), names, /*prefix=*/""};
+  Blueprint blueprint{EncoderDecoderOptions(text, own), names, kPrefix};
+  blueprint.score_bias = kScoreBias;
+  return blueprint;
 }
 
 Blueprint read_whisper(const Config& config) {
@@ -202,7 +207,7 @@ Blueprint read_whisper(const Config& config) {
                    .rename("model.decoder.embed_positions", "decoder.position_embedding")
                    .rename("model.encoder.layer_norm", "frame_encoder.stack.final_norm")
                    .rename("model.decoder.layer_norm", "decoder.stack.final_norm");
-  return {EncoderDecoderOptions(frames, own), names, /*prefix=*/""};
+  return {EncoderDecoderOptions(frames, own), names, kPrefix};
 }
 
 }  // namespace heed::detail

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/autocast.h"
 #include "core/checks.h"
 #include "core/plain.h"
 #include "cpu/capability.h"
@@ -157,7 +158,7 @@ void check_packed(const at::Tensor& input, const LinearParameters& layer) {
              kLinear);
   HEED_CHECK(input.dim() >= 1 && input.size(-1) == weight.size(1),
              "{}: x dim -1 must be in_features ({}); x {}", kLinear, weight.size(1), shape(input));
-  if (at::autocast::is_autocast_enabled(at::kCPU)) return;
+  if (is_converted_by_autocast(input)) return;
   check_same_dtype(kLinear, "x", input, "weight", weight);
 }
 
@@ -313,9 +314,8 @@ std::vector<at::Tensor> multiply_packed(const at::Tensor& x,
                                         const std::vector<LinearParameters>& layers) {
   const auto input = x.defined() && x.is_cpu() ? x.resolve_neg() : x;
   for (const auto& layer : layers) check_packed(input, layer);
-  const auto dtype = at::autocast::is_autocast_enabled(at::kCPU)
-                         ? at::autocast::get_autocast_dtype(at::kCPU)
-                         : input.scalar_type();
+  const auto dtype = is_converted_by_autocast(input) ? at::autocast::get_autocast_dtype(at::kCPU)
+                                                     : input.scalar_type();
   const auto operands = c10::fmap(layers, [&](const auto& layer) {
     const auto& bias = layer.bias;
     const bool is_added = bias.defined() && !is_recorded(bias);

@@ -119,10 +119,6 @@ void check_dtypes(const char* function, const at::Tensor& x, const at::Tensor& w
   check_class_weight_dtype(function, options, x);
 }
 
-bool is_converted_by_autocast(const at::Tensor& x) {
-  return is_autocast(x) && at::autocast::is_eligible(x, x.device().type());
-}
-
 /// The options and targets of a call. Its other tensors are still undefined.
 LossCall call_of(const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
   LossCall call;
@@ -426,9 +422,14 @@ at::Tensor loss_of_head(const torch::nn::Embedding& head, const at::Tensor& x,
 
 at::Tensor loss_of_head(const LinearParameters& head, const at::Tensor& x,
                         const at::Tensor& targets, const LinearCrossEntropyOptions& options) {
-  // A packed weight can only be multiplied by, which computes all scores.
-  if (packed_weight_of(head.weight) != nullptr && is_recorded(x, head.bias)) {
-    return loss_of_own_scores(detail::linear(x, head.weight, head.bias), targets, options);
+  // A packed weight can only be multiplied by, which computes all scores: it passes no gradients
+  // from block to block, and cannot be converted.
+  const bool is_packed = packed_weight_of(head.weight) != nullptr;
+  if (is_packed && (is_recorded(x, head.bias) || is_converted_by_autocast(x))) {
+    const auto bias = head.bias.defined() ? head.bias : options.bias().value_or(at::Tensor());
+    auto without_bias = options;
+    without_bias.bias(std::nullopt);
+    return loss_of_own_scores(detail::linear(x, head.weight, bias), targets, without_bias);
   }
   auto with_bias = options;
   if (head.bias.defined()) with_bias.bias(head.bias);

@@ -1,12 +1,17 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <heed/adapters.h>
+#include <heed/autocast.h>
+#include <heed/decoder.h>
 #include <heed/feed_forward.h>
 #include <heed/linear.h>
+#include <heed/mixture_of_experts.h>
 #include <heed/pack_weights.h>
 #include <heed/weights.h>
 #include <torch/autograd.h>
@@ -22,6 +27,7 @@
 #include "support/inputs.h"
 #include "support/seeds.h"
 #include "support/temporary_folder.h"
+#include "support/transformers.h"
 
 namespace heed::test {
 namespace {
@@ -79,6 +85,75 @@ TEST(Adapters, ComputeThePapersFormulas) {
                   1e-6 * expected.abs().max().item<double>());
       }
     }
+  }
+}
+
+TEST(Adapters, AreOfFloat32BesideHalves) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const bool dora : {false, true}) {
+      SCOPED_TRACE(c10::str(dtype, " ", dora));
+      auto layer = make_layer();
+      layer->to(dtype);
+      add_adapter(*layer, LoraOptions(4).alpha(6).dora(dora));
+      randomize(*layer);
+      for (const auto& parameter : adapter_parameters(*layer)) {
+        EXPECT_EQ(parameter.scalar_type(), at::kFloat);
+      }
+      const auto x = uniform({3, 5, kWidth}, dtype);
+      const auto tensors = tensors_of(*layer);
+      const auto hidden = adapted(x.to(at::kDouble), tensors, "fc_in", 1.5).relu();
+      const auto expected = adapted(hidden, tensors, "fc_out", 1.5);
+      const auto y = layer->forward(x);
+      EXPECT_EQ(y.scalar_type(), dtype);
+      // Products, sums and the hidden layer are rounded to the dtype.
+      EXPECT_TRUE(are_alike({y}, {expected}, 8 * unit_roundoff(dtype)));
+      y.to(at::kFloat).square().sum().backward();
+      for (const auto& parameter : adapter_parameters(*layer)) {
+        EXPECT_TRUE(is_finite(parameter.grad()));
+      }
+      merge_adapter(*layer);
+      EXPECT_TRUE(are_alike({layer->forward(x)}, {expected}, 8 * unit_roundoff(dtype)));
+    }
+  }
+}
+
+TEST(Adapters, HaveTheSameGradientsWithCheckpointing) {
+  constexpr int64_t V = 40;
+  torch::manual_seed(moved(312));
+  Decoder model(DecoderOptions(V, block_options(kWidth, 4, 2), 2));
+  add_adapter(*model, LoraOptions(4).dora(true));
+  randomize(*model);
+  const auto tokens = at::randint(V, {2, 9}, at::kLong),
+             targets = at::randint(V, {2, 9}, at::kLong);
+  const auto parameters = adapter_parameters(*model);
+  const auto gradients = [&](bool checkpointing) {
+    model->stack->options.checkpointing(checkpointing);
+    return torch::autograd::grad({model->loss(tokens, targets)}, parameters);
+  };
+  EXPECT_TRUE(are_alike(gradients(true), gradients(false), 1e-6));
+}
+
+/// Before the adapters are merged, and after.
+TEST(Adapters, AdaptTheExpertsOfAMixture) {
+  torch::manual_seed(moved(313));
+  MixtureOfExperts mixture(MixtureOfExpertsOptions(kWidth, /*expert_num=*/4, /*top_k=*/2));
+  const auto x = uniform({2, 7, kWidth}, at::kFloat);
+  const auto plain = mixture->forward(x).detach();
+  for (const bool dora : {false, true}) {
+    add_adapter(*mixture, LoraOptions(4).dora(dora));
+    randomize(*mixture);
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {  // of autocast, of which one is off
+      const Autocast autocast(at::kCPU, dtype);
+      const auto y = mixture->forward(x);
+      y.to(at::kFloat).square().sum().backward();
+    }
+    const auto y = mixture->forward(x);
+    EXPECT_FALSE(at::allclose(y, plain, 1e-3, 1e-3));
+    for (const auto& parameter : adapter_parameters(*mixture)) {
+      EXPECT_TRUE(parameter.grad().defined() && parameter.grad().abs().max().item<float>() > 0);
+    }
+    merge_adapter(*mixture);
+    EXPECT_TRUE(are_alike({mixture->forward(x)}, {y}, 1e-5));
   }
 }
 

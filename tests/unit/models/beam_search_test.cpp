@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/beam_search.h>
+#include <heed/encoder_decoder.h>
 #include <heed/masks.h>
 #include <torch/utils.h>
 
@@ -357,6 +358,71 @@ TEST(BeamSearch, FindsTheBestOfAllTextsWithEnoughBeams) {
   expect_texts(found[0], expected, 1e-4, "all");
 }
 
+/// A model of relative biases and large weights, whose encoder and decoder share the embedding.
+EncoderDecoder make_pair() {
+  const TransformerBlockOptions block(GroupQueryAttentionOptions(E, H, H));
+  const auto bias = RelativePositionBiasOptions(H).buckets(8).max_distance(9);
+  const auto encoder = EncoderOptions(block, 2).relative_bias(bias);
+  const auto decoder = EncoderOptions(block, 2).relative_bias(
+      RelativePositionBiasOptions(bias).bidirectional(false));
+  EncoderDecoder model(EncoderDecoderOptions(TextEncoderOptions(V, encoder).token_embedding(false),
+                                             DecoderOptions(V, decoder)));
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : model->parameters()) {
+    if (parameter.dim() > 1) parameter.mul_(15.0);
+  }
+  model->eval();
+  return model;
+}
+
+/// The log-probabilities that `forward` gives after a prompt and a text, for a source [1, S].
+Language language_of(EncoderDecoder model, const Tokens& prompt, const at::Tensor& source,
+                     const at::Tensor& mask) {
+  return [=](const Tokens& text) mutable {
+    auto whole = prompt;
+    whole.insert(whole.end(), text.begin(), text.end());
+    const auto scores = model->forward(source, at::tensor(whole).unsqueeze(0), mask)[0][-1];
+    const auto told = at::log_softmax(scores.to(at::kDouble), 0);
+    return std::vector<double>(told.data_ptr<double>(), told.data_ptr<double>() + told.numel());
+  };
+}
+
+TEST(BeamSearch, FindsTargetsOfSources) {
+  torch::manual_seed(moved(7));
+  const at::NoGradGuard no_grad;
+  const auto model = make_pair();
+  const auto source = at::randint(V, {3, 6}, at::kLong);
+  const auto mask = padding_mask(at::tensor({6, 2, 5}, at::kLong), 6);
+  const auto options =
+      BeamSearchOptions(3, 6).num_return_sequences(3).end_tokens({2}).length_penalty(0.5);
+  const std::vector<Tokens> starts = {{1}, {1, 4}, {1}};
+  const auto found = beam_search(model, source, starts, options, mask);
+  ASSERT_EQ(found.size(), starts.size());
+  for (size_t n = 0; n < found.size(); ++n) {
+    const auto row = static_cast<int64_t>(n);
+    const auto language =
+        language_of(model, starts[n], source.narrow(0, row, 1), mask.narrow(0, row, 1));
+    expect_texts(found[n], Loop(language, options).run(), 1e-4, "prompt " + std::to_string(n));
+  }
+  // The decoder has the same texts.
+  auto own = model;
+  const auto again = beam_search(model->decoder, starts, options, own->target_inputs(source, mask));
+  for (size_t n = 0; n < found.size(); ++n) expect_texts(again[n], found[n], 0.0, "decoder");
+  const auto none = std::vector<Tokens>();
+  EXPECT_TRUE(beam_search(model, source.narrow(0, 0, 0), none, options).empty());
+  EXPECT_ERROR("beam_search: source [3, 6] must have a row for each of the prompts (2)",
+               beam_search(model, source, std::vector<Tokens>{{1}, {1}}, options));
+  EXPECT_ERROR("beam_search: model must not be empty",
+               beam_search(EncoderDecoder(nullptr), source, starts, options));
+  EXPECT_ERROR("beam_search: source must be defined",
+               beam_search(model, at::Tensor(), starts, options));
+  EXPECT_ERROR(
+      "EncoderDecoder: target must have no memory, projected_memory and memory_mask: they "
+      "come from the source",
+      beam_search(model, source, starts, options,
+                  EncoderDecoderInputs().target(TransformerInputs().memory(source))));
+}
+
 /// The language, changed as the options say, for texts of at least `least` tokens.
 Language penalized(const Language& language, const Tokens& prompt, const SamplingOptions& options,
                    int64_t least, const Tokens& end_tokens) {
@@ -399,6 +465,52 @@ TEST(BeamSearch, PenalizesLogProbabilities) {
     expect_texts(found[n], Loop(language, options).run(), 1e-4, "prompt " + std::to_string(n));
     for (const auto& text : found[n]) EXPECT_GE(text.tokens.size(), 5U);
   }
+}
+
+/// The language, with one token possible at the beginning, and one at the end.
+Language forced(const Language& language, const BeamSearchOptions& options) {
+  return [=](const Tokens& text) {
+    auto scores = language(text);
+    const auto length = static_cast<int64_t>(text.size());
+    auto token = length == 0 ? options.first_token() : std::nullopt;
+    if (options.last_token() && length == options.max_new_tokens() - 1) {
+      token = options.last_token();
+    }
+    if (!token) return scores;
+    scores.assign(V, -kInfinity);
+    scores[size_t(*token)] = 0.0;
+    return scores;
+  };
+}
+
+TEST(BeamSearch, ForcesTheFirstAndTheLastToken) {
+  torch::manual_seed(moved(8));
+  const at::NoGradGuard no_grad;
+  const auto model = make_model(false);
+  for (const int64_t most : {1, 2, 6}) {
+    for (const bool with_last : {false, true}) {
+      auto options = BeamSearchOptions(3, most)
+                         .end_tokens({2})
+                         .first_token(4)
+                         .early_stopping(EarlyStopping::never)
+                         .penalties(SamplingOptions().logit_bias({{4, -1.0}}));
+      if (with_last) options.last_token(2);
+      const auto found = beam_search(model, prompts(), options);
+      for (size_t n = 0; n < found.size(); ++n) {
+        const auto language =
+            penalized(language_of(model, prompts()[n]), prompts()[n], options.penalties(), 0, {2});
+        const auto where = std::to_string(most) + ", prompt " + std::to_string(n);
+        expect_texts(found[n], Loop(forced(language, options), options).run(), 1e-4, where);
+        const bool is_last = most == 1 && with_last;
+        EXPECT_EQ(found[n][0].tokens.front(), is_last ? 2 : 4) << where;
+      }
+    }
+  }
+  const auto plain = BeamSearchOptions(2, 3);
+  EXPECT_ERROR("beam_search: first_token (5) must be at least 0 and below vocab_size (5)",
+               beam_search(model, prompts(), BeamSearchOptions(plain).first_token(5)));
+  EXPECT_ERROR("beam_search: last_token (-1) must be at least 0 and below vocab_size (5)",
+               beam_search(model, prompts(), BeamSearchOptions(plain).last_token(-1)));
 }
 
 TEST(BeamSearch, SearchesInABatchAsAlone) {

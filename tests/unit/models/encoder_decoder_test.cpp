@@ -224,6 +224,45 @@ TEST(EncoderDecoder, DecodesStepByStep) {
   }
 }
 
+/// Two targets of one source and one of the other, of which one begins later.
+TEST(EncoderDecoder, DecodesInPages) {
+  for (const auto& options :
+       {relative_options(true), relative_options(false), post_norm_options()}) {
+    torch::manual_seed(moved(6));
+    const at::NoGradGuard no_grad;
+    EncoderDecoder model(options);
+    model->eval();
+    const auto source = at::randint(V, {B, S}, at::kLong),
+               target = at::randint(V, {3, L}, at::kLong);
+    const auto padding = padding_mask(at::tensor({int64_t{3}, S}), S);
+    const std::vector<int64_t> rows = {1, 0, 1};
+    const auto like = [&](const at::Tensor& tensor) {
+      return tensor.index_select(0, at::tensor(rows));
+    };
+    const auto expected = model->forward(like(source), target, like(padding));
+    const auto memory = model->encode(source, padding);
+    const auto inputs =
+        TransformerInputs().projected_memory(model->project_memory(memory)).memory_mask(padding);
+    auto cache = model->make_paged_cache(8);
+    const std::vector<int64_t> sequences = {cache.add(), cache.add(), cache.add()};
+    auto step = cache.append(sequences, {2, 1, L});
+    step.memory_rows(rows);
+    const auto tokens =
+        at::cat({target[0].narrow(0, 0, 2), target[1].narrow(0, 0, 1), target[2]}).unsqueeze(0);
+    const auto scores = model->forward_cached(tokens, step, /*last_only=*/true, inputs)[0];
+    EXPECT_TRUE(is_close(scores[0], expected[0][1], 1e-5));
+    EXPECT_TRUE(is_close(scores[1], expected[1][0], 1e-5));
+    EXPECT_TRUE(is_close(scores[2], expected[2][L - 1], 1e-5));
+    auto next = cache.append({sequences[0], sequences[1]}, {L - 2, L - 1});
+    next.memory_rows({rows[0], rows[1]});
+    const auto rest =
+        at::cat({target[0].narrow(0, 2, L - 2), target[1].narrow(0, 1, L - 1)}).unsqueeze(0);
+    const auto all = model->forward_cached(rest, next, /*last_only=*/false, inputs)[0];
+    EXPECT_TRUE(is_close(all.narrow(0, 0, L - 2), expected[0].narrow(0, 2, L - 2), 1e-5));
+    EXPECT_TRUE(is_close(all.narrow(0, L - 2, L - 1), expected[1].narrow(0, 1, L - 1), 1e-5));
+  }
+}
+
 TEST(EncoderDecoder, AddsTheScoreBiasToScoresAndLoss) {
   torch::manual_seed(moved(3));
   EncoderDecoder model(post_norm_options());

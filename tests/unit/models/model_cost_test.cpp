@@ -57,6 +57,64 @@ TEST(ModelCost, CountsEveryPart) {
   EXPECT_EQ(model_cost(*encoder, B, L).total().parameters, elements(*encoder));
 }
 
+int64_t elements_of(const ModelCost& cost, const std::string& start) {
+  int64_t count = 0;
+  for (const auto& part : cost.parts) {
+    if (part.name.rfind(start, 0) == 0) count += part.parameters;
+  }
+  return count;
+}
+
+/// Counted by hand for D = 8, F = 4 E and biases everywhere.
+TEST(ModelCost, CountsAnEncoderAndItsDecoder) {
+  const auto bias = RelativePositionBiasOptions(H).buckets(8).max_distance(9);
+  const auto encoder = EncoderOptions(block_options(E, H, G), 2).relative_bias(bias);
+  auto text = TextEncoderOptions(V, encoder).embedding_dim(16).type_vocab_size(2);
+  text.positions(PositionEmbeddingOptions(16).kind(PositionKind::learned).max_length(9));
+  text.embedding_norm(true);
+  const auto decoder = DecoderOptions(V, block_options(E, H, G), 3)
+                           .positions(PositionEmbeddingOptions(E))
+                           .embedding_norm(true)
+                           .score_bias(true);
+  EncoderDecoder model(EncoderDecoderOptions(text, decoder));
+  const auto cost = model_cost(*model, B, S, L);
+  const auto part = [&](const std::string& name) {
+    for (const auto& each : cost.parts) {
+      if (each.name == name) return each;
+    }
+    ADD_FAILURE() << name;
+    return ModelCost::Part();
+  };
+  EXPECT_EQ(cost.total().parameters, elements(*model));
+  EXPECT_EQ(elements_of(cost, "encoder "), elements(*model->encoder));
+  EXPECT_EQ(part("encoder relative bias").parameters, 8 * H);
+  EXPECT_EQ(part("norm").count, 11);
+  const int64_t projected = 2 * E * E, of_keys = 2 * E * G * 8;
+  EXPECT_EQ(part("encoder embedding projection").macs, B * S * 16 * E);
+  EXPECT_EQ(part("encoder attention").macs, 2 * B * (S * (projected + of_keys) + S * S * 2 * E));
+  EXPECT_EQ(part("encoder attention").kv_cache_bytes, 0);
+  EXPECT_EQ(part("attention").macs, 3 * B * (L * (projected + of_keys) + L * L * 2 * E));
+  EXPECT_EQ(part("cross-attention").macs, 3 * B * (L * projected + S * of_keys + L * S * 2 * E));
+  EXPECT_EQ(part("cross-attention").kv_cache_bytes, 3 * B * S * 2 * G * 8 * 4);
+  EXPECT_EQ(part("head, tied").macs, B * L * V * E);
+  EXPECT_ERROR("model_cost: source_length (-1) must be at least 0", model_cost(*model, B, -1, L));
+  const auto table = c10::str(cost);  // as wide as its longest name
+  EXPECT_EQ(table.substr(0, table.find('\n')).find("count"), 28U + 2);
+}
+
+TEST(ModelCost, CountsTheFramesOfAnEncoder) {
+  constexpr int64_t mels = 5, frames = 9, positions = 5;
+  EncoderDecoder model(
+      EncoderDecoderOptions(FrameEncoderOptions(mels, 8, EncoderOptions(block_options(E, H, G), 1)),
+                            DecoderOptions(V, block_options(E, H, G), 1)));
+  const auto cost = model_cost(*model, B, frames, L);
+  EXPECT_EQ(cost.total().parameters, elements(*model));
+  EXPECT_EQ(cost.parts[0].name, "encoder convolution");
+  EXPECT_EQ(cost.parts[0].macs, B * (frames * 3 * mels * E + positions * 3 * E * E));
+  const auto of_memory = model_cost(*model->decoder, B, L, positions);
+  EXPECT_EQ(cost.total().kv_cache_bytes, of_memory.total().kv_cache_bytes);
+}
+
 /// Its memory is there once, its work is done for each place.
 TEST(ModelCost, CountsASharedParameterOnce) {
   Decoder model(DecoderOptions(V, block_options(E, H, G), 2));

@@ -1,7 +1,10 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
+#include <heed/adapters.h>
+#include <heed/autocast.h>
 #include <heed/decoder.h>
 #include <heed/latent_attention.h>
 #include <heed/linear.h>
@@ -50,11 +53,11 @@ double tolerance_of(PackFormat format) {
   return 0;
 }
 
-Decoder make_decoder(bool tied, at::ScalarType dtype = at::kFloat) {
+Decoder make_decoder(bool tied, at::ScalarType dtype = at::kFloat, bool score_bias = false) {
   auto block = llama_options(E, H, G);
   block.feed_forward(
       FeedForwardOptions(E).activation(Activation::swiglu).bias(false).hidden_dim(2 * E));
-  Decoder model(DecoderOptions(V, block, 2).tied_head(tied));
+  Decoder model(DecoderOptions(V, block, 2).tied_head(tied).score_bias(score_bias));
   model->to(dtype);
   model->eval();
   return model;
@@ -114,6 +117,42 @@ TEST(PackWeights, GivesTheLossOfItsScores) {
     pack_weights(*model, PackFormat::bfloat16);
     // Nothing requires grad any more, so that no guard is needed.
     EXPECT_TRUE(are_alike({model->loss(inputs, targets)}, {expected}, 1e-2));
+  }
+}
+
+/// The loss of the scores that a model computes for the tokens.
+at::Tensor loss_of_scores(Decoder& model, const at::Tensor& tokens, const at::Tensor& targets) {
+  const auto scores = model->forward(tokens);
+  const Autocast as_it_is(at::kCPU, at::kFloat);
+  return at::cross_entropy_loss(scores.flatten(0, 1).to(at::kDouble), targets.flatten());
+}
+
+/// With and without gradients, with a bias of the scores and without.
+TEST(PackWeights, GivesTheLossOfItsScoresUnderAutocast) {
+  torch::manual_seed(moved(86));
+  const auto tokens = at::randint(V, {B, L + 1}, at::kLong);
+  const auto inputs = tokens.narrow(1, 0, L), targets = tokens.narrow(1, 1, L);
+  for (const bool tied : {false, true}) {
+    for (const bool biased : {false, true}) {
+      for (const bool records : {false, true}) {
+        for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+          SCOPED_TRACE(c10::str(tied, " ", biased, " ", records, " ", dtype));
+          auto model = make_decoder(tied, at::kFloat, biased);
+          if (biased) model->score_bias.uniform_(-1, 1);
+          pack_weights(*model, PackFormat::int8);
+          if (records) {
+            add_adapter(*model, LoraOptions(2).target_modules({"fc_q", "fc_v"}));
+            model->eval();
+          }
+          const Autocast autocast(at::kCPU, dtype);
+          const auto loss = model->loss(inputs, targets);
+          EXPECT_EQ(loss.requires_grad(), records);
+          // `loss` adds the bias to the scores before they are rounded.
+          const auto expected = loss_of_scores(model, inputs, targets);
+          EXPECT_TRUE(are_alike({loss}, {expected}, 8 * unit_roundoff(dtype)));
+        }
+      }
+    }
   }
 }
 

@@ -265,6 +265,12 @@ TEST(LinearPackedErrors, NameWhatIsWrong) {
                detail::linear(input.narrow(1, 0, 63), weight));
   EXPECT_ERROR("linear: x dtype (Double) must equal weight dtype (Float)",
                detail::linear(input.to(at::kDouble), weight));
+  // Autocast leaves these as they are.
+  const Autocast autocast(at::kCPU, at::kBFloat16);
+  EXPECT_ERROR("linear: x dtype (Double) must equal weight dtype (Float)",
+               detail::linear(input.to(at::kDouble), weight));
+  EXPECT_ERROR("linear: x dtype (Long) must equal weight dtype (Float)",
+               detail::linear(input.to(at::kLong), weight));
 }
 
 TEST(LinearPacked, PassesTheGradientsOfInputAndBias) {
