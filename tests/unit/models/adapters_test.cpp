@@ -272,12 +272,12 @@ TEST(AdaptersErrors, NameExpertsWhoseWeightsAreStacked) {
   const auto source = folder.path() / "config.json", out = folder.path() / "saved";
   std::ofstream(source) << kStackedExperts;
   const auto options = AdapterOptions().source(source.string());
-  const auto model = make_model<Decoder>(source.string());
+  auto model = make_model<Decoder>(source.string());
   add_adapter(*model, LoraOptions(2).target_modules({"fc_q"}));
   save_adapter(*model, out.string(), options);
-  const auto copy = make_model<Decoder>(source.string());
+  auto copy = make_model<Decoder>(source.string());
   load_adapter(*copy, out.string(), options);
-  const auto other = make_model<Decoder>(source.string());
+  auto other = make_model<Decoder>(source.string());
   add_adapter(*other, LoraOptions(2).target_modules({"fc_out"}));
   EXPECT_ERROR(
       "save_adapter: stack.blocks.0.feed_forward.experts.0.fc_out must have no adapter: source has "
@@ -291,11 +291,11 @@ TEST(Adapters, ReplaceStackedExperts) {
   const auto source = folder.path() / "config.json", out = folder.path() / "saved";
   std::ofstream(source) << kStackedExperts;
   const auto options = AdapterOptions().source(source.string());
-  const auto model = make_model<Decoder>(source.string());
+  auto model = make_model<Decoder>(source.string());
   add_adapter(*model, LoraOptions(2).target_modules({"fc_q"}).modules_to_save({"experts"}));
   randomize(*model);
   save_adapter(*model, out.string(), options);
-  const auto copy = make_model<Decoder>(source.string());
+  auto copy = make_model<Decoder>(source.string());
   load_adapter(*copy, out.string(), options);
   const auto expected = tensors_of(*model), actual = tensors_of(*copy);
   for (const auto& [name, tensor] : expected) {
