@@ -2,10 +2,12 @@
 
 #include <heed/export.h>
 #include <heed/named_tensors.h>
+#include <torch/arg.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@ class NameMap;
 
 namespace detail {
 struct Composition;
+struct Surroundings;
 struct Translation;
 using ModuleTensors = torch::OrderedDict<std::string, at::Tensor>;
 HEED_LOCAL Translation translate(const NameMap& map, const NamedTensors& theirs,
@@ -28,6 +31,15 @@ HEED_LOCAL NameMap without_prefix(NameMap map, const std::string& prefix);
 /// The map with modules of the file left out, also those that it ties or renames.
 HEED_LOCAL NameMap without_modules(NameMap map, const std::vector<std::string>& theirs);
 }  // namespace detail
+
+/// How one tensor of a file holds tensors of all modules of a list, such as those of experts: slice
+/// i of its dimension 0 holds those of module i, by default one after the other by rows.
+struct HEED_API StackLayout {
+  /// Whether the matrices in the slices are transposed.
+  TORCH_ARG(bool, transposed) = false;
+  /// Whether the rows of the tensors take turns: the first row of each, then the second of each.
+  TORCH_ARG(bool, interleaved) = false;
+};
 
 /// Translates the names and layouts of a file that another program wrote into those of a heed
 /// module. In the functions below, `theirs` are names in the file and `ours` are names in the
@@ -65,6 +77,11 @@ class HEED_API NameMap {
   NameMap& transpose(std::string theirs, std::string ours);
   /// Transposes and then splits: splits the columns of the matrices of `theirs` into `ours`.
   NameMap& transpose_split(std::string theirs, std::vector<std::string> ours);
+  /// Splits `theirs` into tensors of the modules of `list`, as the layout says: its slice i into
+  /// those of `ours` in module i. `unstack("up", "experts", {"fc_in.weight"})` makes of "up"
+  /// [2, F, E] "experts.0.fc_in.weight" and "experts.1.fc_in.weight" [F, E].
+  NameMap& unstack(std::string theirs, std::string list, std::vector<std::string> ours,
+                   const StackLayout& layout = {});
   /// Renames the module `theirs` to `ours` in all longer names, whatever other entries do with the
   /// rest of the name: `inside("h", "blocks")` turns "h.3.attn.weight" into "blocks.3.attn.weight".
   NameMap& inside(std::string theirs, std::string ours);
@@ -99,12 +116,24 @@ class HEED_API NameMap {
   bool empty() const { return entries_.empty() && paths_.empty() && submodule_.empty(); }
 
  private:
-  enum class Kind { rename, pack, split, split_heads, transpose, transpose_split, drop, tied };
+  enum class Kind {
+    rename,
+    pack,
+    split,
+    split_heads,
+    transpose,
+    transpose_split,
+    unstack,
+    drop,
+    tied
+  };
   struct Entry {
     Kind kind;
     std::vector<std::string> theirs, ours;
     int64_t heads = 0;        // of split_heads
     std::string within = {};  // the submodule in which `ours` are; empty: the module itself
+    std::string list = {};    // of unstack
+    StackLayout layout = {};  // of unstack
   };
   struct Path {  // of `inside`
     std::string theirs, ours, within = {};
@@ -119,6 +148,9 @@ class HEED_API NameMap {
                                                           const std::string& theirs);
   friend NameMap detail::without_prefix(NameMap map, const std::string& prefix);
   friend NameMap detail::without_modules(NameMap map, const std::vector<std::string>& theirs);
+  HEED_LOCAL static std::optional<detail::Surroundings> find_ours(const Entry& entry,
+                                                                  const std::string& ours,
+                                                                  const std::string& name);
   HEED_LOCAL std::string in_module(const std::string& within, std::string name) const;
   HEED_LOCAL std::string in_file(const std::string& within, std::string name) const;
 
@@ -155,6 +187,9 @@ HEED_API NameMap qwen3_moe();
 /// Like `llama`, with latent attention and mixtures of experts: DeepseekV2ForCausalLM and
 /// DeepseekV3ForCausalLM.
 HEED_API NameMap deepseek();
+/// Like `llama`, with mixtures of experts whose tensors are stacked, and attention sinks:
+/// GptOssForCausalLM, not quantized.
+HEED_API NameMap gpt_oss();
 /// Like `llama`, with packed projections: Phi3ForCausalLM.
 HEED_API NameMap phi3();
 /// Like `llama`, with norms on both sides of each layer: Gemma2ForCausalLM and Gemma3ForCausalLM.

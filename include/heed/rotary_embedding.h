@@ -60,6 +60,8 @@ struct HEED_API YarnScaling {
   HEED_NUMBER_ARG(double, beta_fast) = 32.0;
   /// Frequencies with at most this many turns within `original_length` are divided by `factor`.
   HEED_NUMBER_ARG(double, beta_slow) = 1.0;
+  /// Whether the ramp begins and ends at whole pairs: at the next lower and the next higher one.
+  TORCH_ARG(bool, truncate) = true;
   /// Factor on query and on key. By default m(1), where m(x) = 0.1 x ln(factor) + 1; with both
   /// options below, m(mscale) / m(mscale_all_dim).
   HEED_NUMBER_ARG(std::optional<double>, attention_factor) = std::nullopt;

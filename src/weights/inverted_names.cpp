@@ -12,6 +12,7 @@
 #include "core/checks.h"
 #include "weights/dotted_names.h"
 #include "weights/module_tensors.h"
+#include "weights/stacks.h"
 #include "weights/translation.h"
 
 namespace heed {
@@ -48,8 +49,13 @@ struct NameMap::Inverted {
     for (const auto& item : module) {
       if (used.count(item.key()) > 0) continue;
       const auto own = name_within(entry.within, item.key());
-      const auto where = own ? find_part(entry.ours[0], *own) : std::nullopt;
-      if (where) invert(entry, *where, item.key());
+      const auto where = own ? find_ours(entry, entry.ours[0], *own) : std::nullopt;
+      if (!where) continue;
+      if (entry.kind == Kind::unstack) {
+        invert_stack(entry, *where);
+      } else {
+        invert(entry, *where, item.key());
+      }
     }
   }
 
@@ -84,6 +90,45 @@ struct NameMap::Inverted {
     }
     add(entry.within, where.around(entry.theirs[0]),
         {ours, by_column, by_column ? transposed(whole) : whole, entry.heads});
+  }
+
+  void invert_stack(const Entry& entry, const Surroundings& where) {
+    const auto text = c10::Join(", ", entry.theirs) + " -> " + c10::Join(", ", entry.ours);
+    const auto name_of = [&](int64_t index, const std::string& part) {
+      return (entry.within.empty() ? "" : entry.within + ".") +
+             where.around(detail::name_in_list(entry.list, index, part));
+    };
+    int64_t count = 0;
+    std::vector<at::Tensor> parts;
+    std::vector<std::string> ours;
+    for (; module.contains(name_of(count, entry.ours[0])); ++count) {
+      for (size_t i = 0; i < entry.ours.size(); ++i) {
+        ours.push_back(name_of(count, entry.ours[i]));
+        const auto* const part = module.find(ours.back());
+        HEED_CHECK(part, "name map: {}: the module holds no {}", text, ours.back());
+        const auto like = entry.layout.interleaved() ? 0 : i;
+        parts.push_back(*part);
+        HEED_CHECK(part->sizes() == parts[like].sizes(), "name map: {}: {} {} must equal {} {}",
+                   text, ours.back(), detail::shape(*part), ours[like],
+                   detail::shape(parts[like]));
+      }
+    }
+    if (count == 0) return;
+    const auto stack = detail::stacked(parts, count, entry.layout);
+    use_stack(entry, ours, parts, stack);
+    add(entry.within, where.around(entry.theirs[0]), {ours, false, stack, 0, count, entry.layout});
+  }
+
+  void use_stack(const Entry& entry, const std::vector<std::string>& ours,
+                 const std::vector<at::Tensor>& parts, const at::Tensor& stack) {
+    const auto size = entry.ours.size();
+    for (size_t first = 0; first < ours.size(); first += size) {
+      std::vector<int64_t> rows;
+      for (size_t i = 0; i < size; ++i) rows.push_back(parts[first + i].size(0));
+      const auto index = static_cast<int64_t>(first / size);
+      const auto views = detail::unstacked(stack, index, rows, entry.layout);
+      for (size_t i = 0; i < size; ++i) used[ours[first + i]] = {views[i]};
+    }
   }
 
   void use_rows(const std::vector<std::string>& ours, const std::vector<at::Tensor>& parts,
@@ -211,6 +256,7 @@ at::Tensor make(const Composition& composition,
   std::vector<at::Tensor> parts;
   parts.reserve(composition.ours.size());
   for (const auto& name : composition.ours) parts.push_back(tensor_of(name));
+  if (composition.stacked > 0) return stacked(parts, composition.stacked, composition.layout);
   if (composition.heads > 0) {
     for (auto& part : parts) part = part.unflatten(0, {composition.heads, -1});
     return at::cat(parts, 1).flatten(0, 1);

@@ -54,6 +54,7 @@ const std::vector<Spelling>& spellings() {
        {"kv_a_proj_with_mqa", "post_attention_layernorm"},
        true},
       {"mixtral()", kDecoder, maps::mixtral, {kLlama, "block_sparse_moe.gate"}, true},
+      {"gpt_oss()", kDecoder, maps::gpt_oss, {kLlama, "mlp.router"}, true},
       {"qwen3_moe()", kDecoder, maps::qwen3_moe, {kLlama, "mlp.gate"}, true},
       {"llama()", kDecoder, maps::llama, {kLlama, "mlp.gate_proj"}, true},
       {"deepseek_attention()", kLatent, maps::deepseek_attention, {"kv_a_proj_with_mqa"}},

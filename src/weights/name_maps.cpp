@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <c10/util/StringUtil.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -14,6 +15,7 @@
 #include "weights/formats/equal_values.h"
 #include "weights/formats/file_tensors.h"
 #include "weights/module_tensors.h"
+#include "weights/stacks.h"
 #include "weights/translation.h"
 
 namespace heed {
@@ -63,7 +65,7 @@ struct NameMap::Applied {
       }
     }
     const bool optional = entry.kind == Kind::drop || entry.kind == Kind::tied;
-    if (found || optional || !module_lacks(entry.ours)) return;
+    if (found || optional || !module_lacks(entry)) return;
     check_chain(entry, text);
     HEED_CHECK(false, "name map: {}: the file holds no {}", text, c10::Join(", ", entry.theirs));
   }
@@ -87,13 +89,13 @@ struct NameMap::Applied {
     }
   }
 
-  /// Whether a tensor of the module has one of the names, at any depth, and no tied one is its
-  /// stand-in.
-  bool module_lacks(const std::vector<std::string>& names) const {
+  /// Whether a tensor of the module has one of the entry's names, at any depth, and no tied one is
+  /// its stand-in.
+  bool module_lacks(const Entry& entry) const {
     return std::any_of(module.begin(), module.end(), [&](const auto& item) {
       return stand_ins.count(item.key()) == 0 &&
-             std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-               return find_part(name, item.key()).has_value();
+             std::any_of(entry.ours.begin(), entry.ours.end(), [&](const std::string& name) {
+               return find_ours(entry, name, item.key()).has_value();
              });
     });
   }
@@ -130,6 +132,8 @@ struct NameMap::Applied {
         return split(entry, text, where, name, tensor);
       case Kind::split_heads:
         return split_heads(entry, text, where, name, tensor);
+      case Kind::unstack:
+        return unstack(entry, text, where, name, tensor);
       case Kind::drop:
       case Kind::tied:
         return;
@@ -213,6 +217,30 @@ struct NameMap::Applied {
     }
   }
 
+  void unstack(const Entry& entry, const std::string& text, const Surroundings& where,
+               const std::string& name, const at::Tensor& tensor) {
+    const auto count = tensor.dim() == 0 ? 0 : tensor.size(0);
+    for (int64_t i = 0; i < count; ++i) {
+      std::vector<int64_t> rows;
+      for (const auto& part : entry.ours) {
+        const auto name_there = map.in_module(
+            entry.within, where.around(detail::name_in_list(entry.list, i, part)));
+        const auto* const found = module.find(name_there);
+        HEED_CHECK(found, "name map: {}: the module holds no {}", text, name_there);
+        rows.push_back(found->dim() >= 1 ? found->size(0) : 0);
+      }
+      const auto parts = detail::unstacked(tensor, i, rows, entry.layout);
+      HEED_CHECK(!parts.empty(), "name map: {}: {} {} must have slices of {} rows{}", text, name,
+                 detail::shape(tensor), fmt::join(rows, " and "),
+                 entry.layout.transposed() ? " that are transposed" : "");
+      for (size_t part = 0; part < parts.size(); ++part) {
+        add(text, entry.within,
+            where.around(detail::name_in_list(entry.list, i, entry.ours[part])), parts[part],
+            {name});
+      }
+    }
+  }
+
   void split_heads(const Entry& entry, const std::string& text, const Surroundings& where,
                    const std::string& name, const at::Tensor& tensor) {
     const auto count = static_cast<int64_t>(entry.ours.size());
@@ -227,6 +255,12 @@ struct NameMap::Applied {
     }
   }
 };
+
+std::optional<Surroundings> NameMap::find_ours(const Entry& entry, const std::string& ours,
+                                               const std::string& name) {
+  return entry.kind == Kind::unstack ? detail::find_in_list(entry.list, ours, name)
+                                     : find_part(ours, name);
+}
 
 NameMap& NameMap::rename(std::string theirs, std::string ours) {
   return rename_any({std::move(theirs)}, std::move(ours));
@@ -260,6 +294,13 @@ NameMap& NameMap::transpose(std::string theirs, std::string ours) {
 
 NameMap& NameMap::transpose_split(std::string theirs, std::vector<std::string> ours) {
   entries_.push_back({Kind::transpose_split, {std::move(theirs)}, std::move(ours)});
+  return *this;
+}
+
+NameMap& NameMap::unstack(std::string theirs, std::string list, std::vector<std::string> ours,
+                          const StackLayout& layout) {
+  entries_.push_back(
+      {Kind::unstack, {std::move(theirs)}, std::move(ours), 0, {}, std::move(list), layout});
   return *this;
 }
 
@@ -342,7 +383,9 @@ std::vector<std::string> translated_name(const NameMap& map, const std::string& 
       std::vector<std::string> names;
       names.reserve(entry.ours.size());
       for (const auto& part : entry.ours) {
-        names.push_back(map.in_module(entry.within, where->around(part)));
+        const bool is_stack = entry.kind == NameMap::Kind::unstack;
+        const auto name = is_stack ? name_in_list(entry.list, 0, part) : part;
+        names.push_back(map.in_module(entry.within, where->around(name)));
       }
       return names;
     }

@@ -182,6 +182,18 @@ NameMap qwen3_moe() {
       .inside("down_proj", "fc_out");
 }
 
+NameMap gpt_oss() {
+  const auto layout = StackLayout().transposed(true);
+  const auto in_turns = StackLayout(layout).interleaved(true);
+  const std::string experts = "feed_forward.experts";
+  return llama_norms(llama_attention(llama_frame()))
+      .rename("mlp.router", "feed_forward.router")
+      .unstack("mlp.experts.gate_up_proj", experts, {"fc_gate.weight", "fc_in.weight"}, in_turns)
+      .unstack("mlp.experts.gate_up_proj_bias", experts, {"fc_gate.bias", "fc_in.bias"}, in_turns)
+      .unstack("mlp.experts.down_proj", experts, {"fc_out.weight"}, layout)
+      .unstack("mlp.experts.down_proj_bias", experts, {"fc_out.bias"}, layout);
+}
+
 NameMap deepseek() {
   return deepseek_projections(llama_norms(llama_mlp(llama_frame())))
       .rename("mlp.gate.e_score_correction_bias", "feed_forward.choice_bias")

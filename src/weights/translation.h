@@ -28,7 +28,8 @@ struct Translation {
 };
 
 /// The names in a module of the tensors of which the file's tensor `theirs` is, or has, a part,
-/// whatever the two hold; none if the map drops it.
+/// whatever the two hold; of a stack, those in the first module of the list. None if the map drops
+/// it.
 std::vector<std::string> translated_name(const NameMap& map, const std::string& theirs);
 
 /// Describes tied tensors of the file `theirs` that are not equal, in the rows or columns that
@@ -46,12 +47,15 @@ std::vector<std::vector<at::Tensor>> head_parts(const at::Tensor& whole, int64_t
                                                 int64_t count);
 
 /// How one tensor of a file is made of tensors of a module: concatenated by rows, or head by head
-/// if there are `heads`, then transposed.
+/// if there are `heads`, then transposed. Those of the modules of a list, if so many are `stacked`,
+/// lie as `layout` says.
 struct Composition {
   std::vector<std::string> ours;
   bool transposed;
   at::Tensor shape;  // on the meta device
   int64_t heads = 0;
+  int64_t stacked = 0;
+  StackLayout layout = {};
 };
 
 /// The tensor that a composition makes. `tensor_of` returns a tensor of the module.

@@ -156,9 +156,9 @@ def write_untied(folder: Path, tensors: dict, tokens: torch.Tensor) -> torch.Ten
         return compute(model, tokens)
 
 
-def parts(name: str, tensor: torch.Tensor) -> list:
-    """What a file has of a parameter: a matrix for each expert, or two."""
-    if ".experts." not in name:
+def parts(name: str, tensor: torch.Tensor, tensors: dict) -> list:
+    """What a file has of a parameter: the whole, or a matrix for each expert, or two."""
+    if ".experts." not in name or name in tensors:
         return [tensor]
     return [part for expert in tensor for part in expert.chunk(2 if "gate_up" in name else 1)]
 
@@ -170,8 +170,8 @@ def gradients(model: torch.nn.Module, loss: torch.Tensor, tensors: dict) -> dict
     for own_name, parameter in model.named_parameters():
         if parameter.grad is None:
             continue
-        for values, gradient in zip(parts(own_name, parameter.detach()),
-                                    parts(own_name, parameter.grad)):
+        for values, gradient in zip(parts(own_name, parameter.detach(), tensors),
+                                    parts(own_name, parameter.grad, tensors)):
             names = [name for name, tensor in tensors.items()
                      if torch.equal(tensor.float(), values)]
             assert len(names) == 1, names

@@ -302,6 +302,23 @@ def qwen3_moe() -> dict:
     }
 
 
+def gpt_oss() -> dict:
+    return {
+        "plain": hf.GptOssConfig(**GROUPED, head_dim=16, num_local_experts=6, num_experts_per_tok=3,
+                                 sliding_window=7, swiglu_limit=1.5, rms_norm_eps=1e-2,
+                                 **rope(150000.0, "yarn", factor=4.0, truncate=False,
+                                        original_max_position_embeddings=200)),
+        "layers": hf.GptOssConfig(**SMALL, head_dim=12, num_local_experts=4, num_experts_per_tok=1,
+                                  sliding_window=10, swiglu_limit=0.6, swiglu_alpha=0.9,
+                                  attention_bias=False, tie_word_embeddings=True, rms_norm_eps=0.05,
+                                  layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL], **YARN),
+        # Of larger numbers, transformers itself rounds scores by 7e-6.
+        "default": hf.GptOssConfig(**{**GROUPED, "max_position_embeddings": 8192,
+                                      "initializer_range": 0.1},
+                                   num_local_experts=3, num_experts_per_tok=2, sliding_window=5),
+    }
+
+
 LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 SMALL_LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 12,
                 "v_head_dim": 14}
@@ -424,7 +441,7 @@ def vit() -> dict:
 
 DECODERS = [llama, mistral, qwen2, qwen3, phi3, stablelm, gpt2, gpt_neox, gemma, gemma2,
             gemma3_text, gemma3, olmo2, olmo3, starcoder2, cohere2, granite, glm4, smollm3,
-            mixtral, olmoe, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3]
+            mixtral, olmoe, qwen2_moe, qwen3_moe, gpt_oss, deepseek_v2, deepseek_v3]
 TEXT_ENCODERS = [bert, roberta, xlm_roberta, camembert, electra, distilbert, modernbert]
 ROBERTAS = {"roberta", "xlm-roberta", "camembert"}  # which count positions from their padding on
 # Encoders that are saved with a head, as most published ones are: their tensors have a prefix.

@@ -73,7 +73,7 @@ EVALUATED = {
         {f"{NEW_ROPE}.beta_fast": DELETED}, {f"{NEW_ROPE}.beta_slow": 2.0},
         {f"{NEW_ROPE}.beta_slow": DELETED}, {f"{NEW_ROPE}.original_max_position_embeddings": 20},
         {f"{NEW_ROPE}.original_max_position_embeddings": DELETED},
-        {f"{NEW_ROPE}.truncate": True},
+        {f"{NEW_ROPE}.truncate": True}, {f"{NEW_ROPE}.truncate": False},
         {f"{NEW_ROPE}.mscale": 0.7, f"{NEW_ROPE}.mscale_all_dim": 2.0},
         {f"{NEW_ROPE}.mscale": 0.7, f"{NEW_ROPE}.mscale_all_dim": 2.0,
          f"{NEW_ROPE}.attention_factor": DELETED},
@@ -342,6 +342,25 @@ EVALUATED = {
         {"mlp_only_layers": None},
     ],
     "qwen3_moe-layers": [{"sliding_window": 11}, {"use_sliding_window": False}],
+    "gpt_oss-plain": [
+        {"rms_norm_eps": 0.3}, {"num_experts_per_tok": 2}, {"swiglu_limit": 0.4},
+        {"swiglu_limit": 7.0}, {"swiglu_alpha": 0.5}, {"swiglu_alpha": -1.0}, {"swiglu_alpha": 0.0},
+        {"sliding_window": 12}, {"sliding_window": 4096}, {"layer_types": [GLOBAL, LOCAL, GLOBAL]},
+        {"layer_types": [GLOBAL] * 3}, {f"{NEW_ROPE}.rope_theta": 100.0},
+        {f"{NEW_ROPE}.rope_theta": DELETED}, {f"{NEW_ROPE}.truncate": True},
+        {f"{NEW_ROPE}.truncate": DELETED}, {f"{NEW_ROPE}.factor": 2.0},
+        {f"{NEW_ROPE}.beta_fast": 4.0}, {f"{NEW_ROPE}.original_max_position_embeddings": 40},
+        {NEW_ROPE: {"rope_type": "default", "rope_theta": 150000.0}},
+        old_rope(rope_theta=150000, rope_scaling={
+            "rope_type": "yarn", "factor": 4.0, "truncate": False, "beta_fast": 32.0,
+            "beta_slow": 1.0, "original_max_position_embeddings": 200}),
+        old_rope(rope_theta=100.0), {"initial_context_length": 200}, {"experts_per_token": 3},
+        {"num_local_experts": DELETED, "num_experts": 6}, {"max_position_embeddings": 4096},
+        *ROUTER_LOSS,
+    ],
+    "gpt_oss-layers": [{"swiglu_alpha": DELETED}, {"swiglu_limit": DELETED},
+                       {"layer_types": DELETED}, {f"{NEW_ROPE}.truncate": False}],
+    "gpt_oss-default": [{"swiglu_limit": 0.3}, {f"{NEW_ROPE}.truncate": True}],
     "deepseek_v2-plain": [
         *activations("hidden_act", *GATED), {"rms_norm_eps": 0.3}, {"routed_scaling_factor": 0.4},
         {"num_experts_per_tok": 4}, {f"{NEW_ROPE}.rope_theta": 100.0}, old_rope(rope_theta=20000.0),
@@ -444,7 +463,7 @@ OUT_OF_RANGE = [{"hidden_size": 0}, {"hidden_size": -64}, {"num_hidden_layers": 
                 {"intermediate_size": 0}, {f"{NEW_ROPE}.rope_theta": 0.0}, {"head_dim": 15}]
 # Published under the names of models that load_pretrained reads, but other models.
 OTHER_MODELS = [{"model_type": name} for name in (
-    "dbrx", "granitemoe", "phimoe", "gpt_oss", "deepseek_v32", "llama4",
+    "dbrx", "granitemoe", "phimoe", "minimax", "deepseek_v32", "llama4",
     "gemma3n", "t5gemma", "no such model", "", 5, None, DELETED)]
 CONTRADICTIONS = {  # the weights have other shapes, or others are needed
     "llama-plain": [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"head_dim": 8},
@@ -485,6 +504,9 @@ CONTRADICTIONS = {  # the weights have other shapes, or others are needed
                         {"num_local_experts": 7}, {"mlp_only_layers": [0, 1]},
                         {"decoder_sparse_step": 3}],
     "qwen3_moe-layers": [{"attention_bias": False}, {"mlp_only_layers": []}],
+    "gpt_oss-plain": [{"num_key_value_heads": 4}, {"head_dim": 8}, {"attention_bias": False},
+                      {"num_local_experts": 5}, {"num_local_experts": 7}],
+    "gpt_oss-layers": [{"attention_bias": True}],
     "deepseek_v2-plain": [{"q_lora_rank": 24}, {"kv_lora_rank": 21}, {"qk_nope_head_dim": 13},
                           {"qk_rope_head_dim": 10}, {"v_head_dim": 11}, {"attention_bias": True},
                           {"mlp_bias": True}, {"n_routed_experts": 7}, {"n_shared_experts": 1},
@@ -521,7 +543,7 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
                     {NEW_ROPE: {"rope_type": "linear", "rope_theta": 500000.0}},
                     old_rope(rope_scaling={"type": "ntk", "factor": 2.0})],
     "llama-biases": [{f"{NEW_ROPE}.rope_type": "default", f"{NEW_ROPE}.factor": 2.5}],
-    "llama-yarn": [{f"{NEW_ROPE}.truncate": False}],
+    "llama-yarn": [{f"{NEW_ROPE}.truncate": 1}],
     "qwen2-layers": [{"layer_types": [LOCAL, GLOBAL]}, {"layer_types": "full_attention"},
                      {"layer_types": [LOCAL, GLOBAL, "chunked_attention"]},
                      {"layer_types": [LOCAL, GLOBAL, 1]}, {"sliding_window": 0},
@@ -538,8 +560,11 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
     "gemma-plain": [{"use_bidirectional_attention": True}],
     "gemma2-plain": [{"use_bidirectional_attention": True}, {"query_pre_attn_scalar": 0},
                      {"attn_logit_softcapping": -1.0}, {"final_logit_softcapping": "5"}],
-    # Transformers has soft caps, but does not apply them.
-    "gemma3_text-plain": [{"use_bidirectional_attention": True}, {"attn_logit_softcapping": 1.0}],
+    # Transformers has soft caps, and `truncate` for some layers, but does not apply them.
+    "gemma3_text-plain": [{"use_bidirectional_attention": True}, {"attn_logit_softcapping": 1.0},
+                          {f"{NEW_ROPE}.{GLOBAL}": {"rope_type": "yarn", "factor": 8.0,
+                                                    "rope_theta": 1e6, "truncate": False},
+                           f"{NEW_ROPE}.{GLOBAL}.truncate": False}],
     "gemma3-plain": [{f"{TEXT}.use_bidirectional_attention": True}, {TEXT: "text"},
                      {f"{TEXT}.attn_logit_softcapping": 1.0}, {f"{TEXT}.model_type": "llama"},
                      {f"{TEXT}.final_logit_softcapping": 0.5}],
@@ -563,6 +588,15 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
     "qwen2_moe-plain": [{"decoder_sparse_step": 0}, {"mlp_only_layers": [3]}],
     "qwen3_moe-plain": [{"mlp_only_layers": [-1]}, {"mlp_only_layers": 1},
                         {"num_experts": 5}],
+    # Python does not read the activation, nor the fields that repeat others. Its versions differ in
+    # what a rotary embedding without fields means.
+    "gpt_oss-plain": [*activations("hidden_act", "gelu", "swish"), {"sliding_window": None},
+                      {"swiglu_limit": 0}, {"swiglu_limit": None}, {"swiglu_alpha": "1"},
+                      {"initial_context_length": 4096}, {"experts_per_token": 4},
+                      {"num_experts_per_tok": 7}, {"num_experts": 5}, {NEW_ROPE: {}},
+                      {NEW_ROPE: None}, old_rope(rope_scaling=None),
+                      {"quantization_config": {"quant_method": "mxfp4"}},
+                      {"layer_types": [LOCAL, GLOBAL, "chunked_attention"]}],
     # DeepSeek's own program normalizes weights by norm_topk_prob, transformers does not.
     "deepseek_v2-plain": [{"norm_topk_prob": True}, {"topk_method": "noaux_tc"},
                           {"scoring_func": "sigmoid"}, {"moe_layer_freq": 2},

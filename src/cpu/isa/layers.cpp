@@ -15,6 +15,8 @@
 //               dweight += dy * x * inverse
 //   swiglu:   y = gate * s * up,   s = sigmoid(gate)
 //     backward: dgate = dy * up * s * (1 + gate * (1 - s));   dup = dy * gate * s
+//     in another form:   y = x * s * (u + offset),   s = sigmoid(beta * x)
+//       x = min(gate, limit),   u = up within [-limit, limit];   gradients are 0 beyond the limit
 //   weigh_rows:   y = sum over k of weight[k] * row[k]
 //     backward: drow[k] = weight[k] * dy;   dweight[k] = sum of dy * row[k]
 //   drop_out, for each 64 elements:   y = word >= threshold ? x * scale : 0
@@ -224,6 +226,60 @@ void swiglu_backward_rows(const Rows& gates, const Rows& ups, const Rows& output
   }
 }
 
+bool is_silu(const SwiGluForm& form) {
+  return form.beta == 1.0 && form.limit == __builtin_inf() && form.offset == 0.0;
+}
+
+/// x, where it is at most `limit`, or from -limit to limit; the nearest limit elsewhere. NaN stays.
+/// @{
+template <typename T>
+inline Vec<T> at_most(Vec<T> x, Vec<T> limit) {
+  return x > limit ? limit : x;
+}
+template <typename T>
+inline Vec<T> within(Vec<T> x, Vec<T> limit) {
+  return x < -limit ? -limit : at_most<T>(x, limit);
+}
+/// @}
+
+template <typename T, typename Element>
+void formed_swiglu_rows(const Rows& gates, const Rows& ups, const SwiGluForm& form,
+                        const Rows& to) {
+  const auto limit = broadcast(static_cast<T>(form.limit));
+  const auto beta = static_cast<T>(form.beta), offset = static_cast<T>(form.offset);
+  for (int64_t r = 0; r < gates.count; ++r) {
+    const auto *gate = row_of<const Element>(gates, r), *up = row_of<const Element>(ups, r);
+    auto* y = row_of<Element>(to, r);
+    for_vectors<T, Element>(gates.columns, [&](const auto& load_from, const auto& store_to) {
+      const auto x = at_most<T>(load_from(gate), limit), u = within<T>(load_from(up), limit);
+      store_to(y, x / (1 + exp(-beta * x)) * (u + offset));
+    });
+  }
+}
+
+template <typename T, typename Element>
+void formed_swiglu_backward_rows(const Rows& gates, const Rows& ups, const SwiGluForm& form,
+                                 const Rows& output_gradient, const Rows& gate_gradient,
+                                 const Rows& up_gradient) {
+  const auto limit = broadcast(static_cast<T>(form.limit));
+  const auto beta = static_cast<T>(form.beta), offset = static_cast<T>(form.offset);
+  const Vec<T> none = {};
+  for (int64_t r = 0; r < gates.count; ++r) {
+    const auto *gate = row_of<const Element>(gates, r), *up = row_of<const Element>(ups, r);
+    const auto* gradient = row_of<const Element>(output_gradient, r);
+    auto *of_gate = row_of<Element>(gate_gradient, r), *of_up = row_of<Element>(up_gradient, r);
+    for_vectors<T, Element>(gates.columns, [&](const auto& load_from, const auto& store_to) {
+      const Vec<T> given = load_from(gate), factor = load_from(up), g = load_from(gradient);
+      const auto x = at_most<T>(given, limit), u = within<T>(factor, limit);
+      const Vec<T> sigmoid = 1 / (1 + exp(-beta * x));
+      const Vec<T> slope = g * (u + offset) * sigmoid * (1 + beta * x * (1 - sigmoid));
+      const Vec<T> of_factor = g * x * sigmoid;
+      store_to(of_gate, given > limit ? none : slope);
+      store_to(of_up, factor > limit || factor < -limit ? none : of_factor);
+    });
+  }
+}
+
 template <typename T, typename Element>
 void weigh(const WeighedRows<T>& from, const Rows& to) {
   auto* y = row_of<Element>(to, 0);
@@ -386,17 +442,26 @@ void rms_norm_backward(const Rows& from, const Rows& output_gradient, const RmsS
 }
 
 template <typename T>
-void swiglu(const Rows& gate, const Rows& up, const Rows& to) {
-  with_element_of<T>(gate.type,
-                     [&](auto element) { swiglu_rows<T, decltype(element)>(gate, up, to); });
+void swiglu(const Rows& gate, const Rows& up, const SwiGluForm& form, const Rows& to) {
+  with_element_of<T>(gate.type, [&](auto element) {
+    using Element = decltype(element);
+    if (is_silu(form)) return swiglu_rows<T, Element>(gate, up, to);
+    formed_swiglu_rows<T, Element>(gate, up, form, to);
+  });
 }
 
 template <typename T>
-void swiglu_backward(const Rows& gate, const Rows& up, const Rows& output_gradient,
-                     const Rows& gate_gradient, const Rows& up_gradient) {
+void swiglu_backward(const Rows& gate, const Rows& up, const SwiGluForm& form,
+                     const Rows& output_gradient, const Rows& gate_gradient,
+                     const Rows& up_gradient) {
   with_element_of<T>(gate.type, [&](auto element) {
-    swiglu_backward_rows<T, decltype(element)>(gate, up, output_gradient, gate_gradient,
-                                               up_gradient);
+    using Element = decltype(element);
+    if (is_silu(form)) {
+      return swiglu_backward_rows<T, Element>(gate, up, output_gradient, gate_gradient,
+                                              up_gradient);
+    }
+    formed_swiglu_backward_rows<T, Element>(gate, up, form, output_gradient, gate_gradient,
+                                            up_gradient);
   });
 }
 

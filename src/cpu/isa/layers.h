@@ -23,6 +23,14 @@ struct RmsScale {
   T eps;
 };
 
+/// The form of a SwiGLU: x * sigmoid(beta * x) * (u + offset), where x is the gate, clamped to at
+/// most `limit`, and u is what it multiplies, clamped to [-limit, limit]. By default silu(gate) * up.
+struct SwiGluForm {
+  double beta = 1.0;
+  double limit = __builtin_inf();
+  double offset = 0.0;
+};
+
 /// Counter-based dropout (philox.h) of elements. The random number of an element depends only on
 /// `key` and on its place.
 struct ElementDraws {
@@ -74,11 +82,12 @@ struct LayerKernelsOf {
   /// to = the gradient of `from`; weight_gradient [columns] += the gradient of the weight.
   void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
                             const Rows& to, T* weight_gradient);
-  /// to = silu(gate) * up.
-  void (*swiglu)(const Rows& gate, const Rows& up, const Rows& to);
+  /// to = silu(gate) * up, or what `form` makes of it.
+  void (*swiglu)(const Rows& gate, const Rows& up, const SwiGluForm& form, const Rows& to);
   /// The gradients of gate and up.
-  void (*swiglu_backward)(const Rows& gate, const Rows& up, const Rows& output_gradient,
-                          const Rows& gate_gradient, const Rows& up_gradient);
+  void (*swiglu_backward)(const Rows& gate, const Rows& up, const SwiGluForm& form,
+                          const Rows& output_gradient, const Rows& gate_gradient,
+                          const Rows& up_gradient);
   /// to, one row, = the sum of weight * row over `from`, whose rows have the type of `to`.
   void (*weigh_rows)(const WeighedRows<T>& from, const Rows& to);
   /// The gradients of each row of `from`, and of its weights [count], of the output's gradient, one

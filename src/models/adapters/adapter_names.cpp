@@ -11,6 +11,7 @@
 #include "modules/layers/lora_linear.h"
 #include "weights/module_tensors.h"
 #include "weights/shards.h"
+#include "weights/stacks.h"
 
 namespace heed::detail {
 
@@ -89,8 +90,17 @@ bool AdapterNames::is_tied(const Composition& composition) const {
 
 std::vector<at::Tensor> parts_of(const Composition& composition, const at::Tensor& whole,
                                  const std::vector<int64_t>& rows) {
-  if (composition.heads == 0) return whole.split_with_sizes(rows);
   std::vector<at::Tensor> parts;
+  if (composition.stacked > 0) {
+    const auto size = static_cast<int64_t>(rows.size()) / composition.stacked;
+    for (int64_t i = 0; i < composition.stacked; ++i) {
+      const auto own = rows.begin() + i * size;
+      const auto views = unstacked(whole, i, {own, own + size}, composition.layout);
+      parts.insert(parts.end(), views.begin(), views.end());
+    }
+    return parts;
+  }
+  if (composition.heads == 0) return whole.split_with_sizes(rows);
   const auto count = static_cast<int64_t>(rows.size());
   for (const auto& heads : head_parts(whole, composition.heads, count)) {
     parts.push_back(at::cat(heads));

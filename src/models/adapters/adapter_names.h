@@ -33,7 +33,8 @@ class AdapterNames {
   std::map<std::string, std::string> by_ours_;  // their names, by the first of the module's
 };
 
-/// The parts of their tensor that belong to each of the module's tensors, which have `rows` rows.
+/// The parts of their tensor that belong to each of the module's tensors, which have `rows` rows. A
+/// stack is as in the file; others are not transposed.
 std::vector<at::Tensor> parts_of(const Composition& composition, const at::Tensor& whole,
                                  const std::vector<int64_t>& rows);
 

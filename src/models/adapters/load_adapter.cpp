@@ -204,7 +204,7 @@ class Loading {
       rows.push_back(tensors[ours].size(0));
     }
     const auto whole = composition.transposed ? detail::transposed(values) : values;
-    const bool is_whole = composition.ours.size() == 1;
+    const bool is_whole = composition.ours.size() == 1 && composition.stacked == 0;
     const auto parts = is_whole ? std::vector{whole}
                                 : detail::parts_of(composition, detail::with_values(whole), rows);
     for (size_t i = 0; i < parts.size(); ++i) {

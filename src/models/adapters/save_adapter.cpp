@@ -156,7 +156,17 @@ class AdapterFolder {
           (is_adapted ? owner + ".base_layer" + name.substr(owner.size()) : name)] = whole;
   }
 
+  const LoraLinearImpl* adapter_of(const std::string& tensor) const {
+    const auto found = linears_.find(detail::module_of(tensor));
+    return found == linears_.end() ? nullptr : dynamic_cast<const LoraLinearImpl*>(found->second);
+  }
+
   void add_adapter(const std::string& name, const Composition& composition) {
+    for (const auto& ours : composition.ours) {
+      HEED_CHECK(composition.stacked == 0 || adapter_of(ours) == nullptr,
+                 "{} must have no adapter: source has its weight in {}, with those of others",
+                 detail::module_of(ours), name);
+    }
     if (!detail::ends_with(name, ".weight")) return;
     const auto module = detail::module_of(name);
     Joining joining(module);

@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "core/error.h"
@@ -44,6 +45,24 @@ MixtureOfExpertsOptions read_experts(const LlamaFields& fields, const ExpertDefa
   }
   config.ignore({"output_router_logits", "router_aux_loss_coef"});  // of the loss alone
   return {expert, count, top_k};
+}
+
+/// Experts with biases whose hidden layer is limited, chosen by a router with a bias.
+MixtureOfExpertsOptions read_limited_experts(const LlamaFields& fields) {
+  constexpr auto kLimit = "swiglu_limit";
+  const auto& config = fields.config;
+  const auto limit = config.number(kLimit, 7.0);
+  if (limit <= 0.0) config.refuse(kLimit, "must be above 0");
+  auto experts = read_experts(fields, {128, 4, "intermediate_size", 2880}).router_bias(true);
+  experts.expert().bias(true).swiglu_limit(limit).swiglu_offset(1.0).swiglu_beta(
+      config.number("swiglu_alpha", 1.702));
+  return experts;
+}
+
+/// Throws unless a field of published files, if it is there, repeats the value of another.
+void check_repeats(const Config& config, const char* name, const char* other, int64_t value) {
+  if (config.size(name, value) == value) return;
+  config.refuse(name, fmt::format("must equal {} ({})", other, value));
 }
 
 /// Whether each layer of Qwen's mixtures has experts; the others have one feed-forward layer.
@@ -130,6 +149,33 @@ Blueprint read_qwen3_moe(const Config& config) {
     if (mixed[layer]) own.feed_forward(experts);
   });
   return {fields.decoder(stack), name_maps::qwen3_moe()};
+}
+
+Blueprint read_gpt_oss(const Config& config) {
+  constexpr int64_t kOriginal = 4096;
+  config.expect("hidden_act", {R"("silu")"});  // transformers takes it whatever the field says
+  LlamaFields fields(config, {201088, 2880, 2880, 36, 64, {8}, {64}, 131072, false, 1e-5});
+  const bool bias = config.boolean("attention_bias", true);
+  fields.block.attention().input_bias(bias).output_bias(bias).sinks(true);
+  RopeFields rope;
+  rope.theta = 150000.0;
+  rope.scaling = YarnScaling(32.0, kOriginal).truncate(false);
+  for (const auto* name : {"rope_parameters", "rope_scaling"}) {
+    // Versions of transformers differ in what it means.
+    if (config.has(name) && config.object(name).empty()) config.refuse(name, "must have fields");
+  }
+  fields.read_rotary(rope);
+  const auto& scaling = fields.block.attention().rotary()->scaling();
+  const auto* yarn = scaling ? std::get_if<YarnScaling>(&*scaling) : nullptr;
+  check_repeats(config, "initial_context_length", "original_max_position_embeddings",
+                yarn != nullptr ? yarn->original_length() : kOriginal);
+  const auto experts = read_limited_experts(fields);
+  check_repeats(config, "experts_per_token", "num_experts_per_tok", experts.top_k());
+  fields.block.feed_forward(experts);
+  const auto local = fields.local_layers([](int64_t layer) { return layer % 2 == 0; });
+  const auto window = config.size_or_null("sliding_window", 128);
+  check_window(config, local, window);
+  return {fields.decoder(fields.blocks_with_windows(local, window)), name_maps::gpt_oss()};
 }
 
 }  // namespace heed::detail

@@ -34,6 +34,7 @@ const std::map<std::string, ReadFamily>& families() {
       {"glm4", read_glm4},
       {"gpt2", read_gpt2},
       {"gpt_neox", read_gpt_neox},
+      {"gpt_oss", read_gpt_oss},
       {"granite", read_granite},
       {"llama", read_llama},
       {"marian", read_marian},
@@ -76,7 +77,6 @@ bool is_mixture(const std::string& family) {
                                                  "glm4_moe",
                                                  "glm4_moe_lite",
                                                  "glm_moe_dsa",
-                                                 "gpt_oss",
                                                  "granitemoe",
                                                  "granitemoehybrid",
                                                  "granitemoeshared",
@@ -231,10 +231,17 @@ void ignore_generation(const Config& config) {
 
 void refuse_quantized(const Config& config) {
   constexpr auto kName = "quantization_config";
-  if (config.object(kName).empty()) return;
-  config.refuse(kName,
-                "is of weights that another program has quantized, which heed does not read: load "
-                "the model of which they were made, with PretrainedOptions::weights");
+  const auto quantization = config.object(kName);
+  if (quantization.empty()) return;
+  const bool is_mxfp4 = quantization.is_text("quant_method") &&
+                        quantization.text("quant_method", std::nullopt) == "mxfp4";
+  config.refuse(kName, is_mxfp4
+                           ? "is of MXFP4 weights, which heed does not read: convert them to "
+                             "bfloat16, as transformers does with Mxfp4Config(dequantize=True) and "
+                             "save_pretrained"
+                           : "is of weights that another program has quantized, which heed does "
+                             "not read: load the model of which they were made, with "
+                             "PretrainedOptions::weights");
 }
 
 /// Checks fields of any family that heed supports with one value, which makes no difference.

@@ -17,6 +17,7 @@ Blueprint read_mixtral(const Config& config);
 Blueprint read_olmoe(const Config& config);
 Blueprint read_qwen2_moe(const Config& config);
 Blueprint read_qwen3_moe(const Config& config);
+Blueprint read_gpt_oss(const Config& config);
 Blueprint read_deepseek_v2(const Config& config);
 Blueprint read_deepseek_v3(const Config& config);
 Blueprint read_phi3(const Config& config);

@@ -39,7 +39,7 @@ RotaryScaling yarn(const RopeSource& source) {
   scaling.attention_factor(parameters.number_or_null("attention_factor"))
       .mscale(not_zero("mscale"))
       .mscale_all_dim(not_zero("mscale_all_dim"));
-  parameters.expect("truncate", {"true"});
+  scaling.truncate(parameters.boolean("truncate", true));
   parameters.ignore({"finetuned"});
   return scaling;
 }
@@ -185,6 +185,7 @@ RotaryEmbeddingOptions read_rope(const Config& config, int64_t head_dim, int64_t
   }
   auto options =
       rotary(head_dim, theta, type, {parameters, max_length, original_length.value_or(max_length)});
+  if (parameters.empty()) options.scaling(fields.scaling);
   const auto rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * partial);
   if (rotary_dim != head_dim) options.rotary_dim(rotary_dim);
   return options.pairing(fields.pairing);
@@ -197,6 +198,7 @@ RopesByLayer read_ropes(const Config& config, int64_t head_dim, int64_t max_leng
     const auto type = rope_type(parameters, /*only_longrope=*/false);
     const auto theta = theta_of(config, parameters, theta_name, otherwise);
     parameters.expect("partial_rotary_factor", {"1.0"});
+    parameters.expect("truncate", {"true"});  // transformers does not apply it here
     const auto original_length =
         has_original_length(type) ? parameters.size(kOriginal, max_length) : max_length;
     return rotary(head_dim, theta, type, {parameters, max_length, original_length});

@@ -20,6 +20,8 @@ struct RopeFields {
   std::optional<int64_t> original_length = std::nullopt;
   bool only_longrope = false;  // su and yarn are older names of it
   RotaryPairing pairing = RotaryPairing::half_split;
+  // The scaling where a file describes none; an explicit type "default" means none.
+  std::optional<RotaryScaling> scaling = std::nullopt;
 };
 
 /// The rotary embedding of heads of `head_dim` elements, by rope_parameters or by the fields of

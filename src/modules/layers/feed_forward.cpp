@@ -2,6 +2,9 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <cmath>
+#include <utility>
+
 #include "core/checks.h"
 #include "cpu/layers/swiglu.h"
 #include "modules/count.h"
@@ -20,9 +23,30 @@ constexpr auto kFeedForward = "FeedForward";
 
 using detail::Count;
 
-at::Tensor gated(Activation activation, const at::Tensor& gate, const at::Tensor& up) {
-  if (activation == Activation::swiglu) return detail::swiglu(gate, up);
-  return detail::activate(activation, gate) * up;
+at::Tensor gated(const FeedForwardOptions& options, const at::Tensor& gate, const at::Tensor& up) {
+  if (options.activation() != Activation::swiglu) {
+    return detail::activate(options.activation(), gate) * up;
+  }
+  detail::SwiGluForm form;
+  form.beta = options.swiglu_beta();
+  form.limit = options.swiglu_limit().value_or(form.limit);
+  form.offset = options.swiglu_offset();
+  return detail::swiglu(gate, up, form);
+}
+
+void check_swiglu(const FeedForwardOptions& options) {
+  const auto beta = options.swiglu_beta(), offset = options.swiglu_offset();
+  const auto& limit = options.swiglu_limit();
+  for (const auto& [name, value] :
+       {std::pair("swiglu_beta", beta), std::pair("swiglu_offset", offset)}) {
+    HEED_CHECK(std::isfinite(value), "{}: {} ({}) must be finite", kFeedForward, name, value);
+  }
+  HEED_CHECK(!limit || (std::isfinite(*limit) && *limit > 0.0),
+             "{}: swiglu_limit ({}) must be finite and above 0", kFeedForward, limit.value_or(0.0));
+  const bool is_plain = beta == 1.0 && !limit && offset == 0.0;
+  HEED_CHECK(is_plain || options.activation() == Activation::swiglu,
+             "{}: swiglu_beta, swiglu_limit and swiglu_offset must not be given for activation {}",
+             kFeedForward, to_string(options.activation()));
 }
 
 int64_t hidden_dim(const FeedForwardOptions& options) {
@@ -66,6 +90,7 @@ void FeedForwardImpl::reset() {
   const auto hidden = hidden_dim(options);
   detail::check_positive(kFeedForward, "hidden_dim", hidden);
   detail::check_probability(kFeedForward, "dropout", options.dropout());
+  check_swiglu(options);
   const auto width = options.emb_dim();
   fc_in = register_module("fc_in", detail::make_linear(width, hidden, options.bias()));
   if (detail::is_gated(options.activation())) {
@@ -86,7 +111,10 @@ void FeedForwardImpl::pretty_print(std::ostream& stream) const {
       .show("hidden_dim", hidden_dim(options))
       .show("activation", to_string(options.activation()))
       .show("dropout", options.dropout())
-      .option("bias", options.bias(), true);
+      .option("bias", options.bias(), true)
+      .option("swiglu_beta", options.swiglu_beta(), 1.0)
+      .option("swiglu_limit", options.swiglu_limit())
+      .option("swiglu_offset", options.swiglu_offset(), 0.0);
 }
 
 std::shared_ptr<torch::nn::Module> FeedForwardImpl::clone(
@@ -102,7 +130,7 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
   at::Tensor hidden;
   if (fc_gate) {
     const auto gate_and_up = detail::project_together({fc_gate, fc_in}, input);
-    hidden = gated(options.activation(), gate_and_up[0], gate_and_up[1]);
+    hidden = gated(options, gate_and_up[0], gate_and_up[1]);
   } else {
     hidden = detail::activate(options.activation(), detail::project(fc_in, input));
   }

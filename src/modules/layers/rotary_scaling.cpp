@@ -87,9 +87,10 @@ at::Tensor scale(const Frequencies& original, const YarnScaling& scaling) {
     return static_cast<double>(original.dim) * std::log(length / (turns * kTwoPi)) /
            (2.0 * std::log(original.base));
   };
-  const double low = std::max(std::floor(pair(scaling.beta_fast())), 0.0);
-  const double high =
-      std::min(std::ceil(pair(scaling.beta_slow())), static_cast<double>(original.dim - 1));
+  const auto fast = pair(scaling.beta_fast()), slow = pair(scaling.beta_slow());
+  const auto last = static_cast<double>(original.dim - 1);
+  const double low = std::max(scaling.truncate() ? std::floor(fast) : fast, 0.0);
+  const double high = std::min(scaling.truncate() ? std::ceil(slow) : slow, last);
   const double width = low == high ? 0.001 : high - low;
   const auto kept =
       1.0 - ((at::arange(original.dim / 2, at::kDouble) - low) / width).clamp(0.0, 1.0);
@@ -180,6 +181,7 @@ void print(std::ostream& stream, const NtkScaling& scaling) {
 void print(std::ostream& stream, const YarnScaling& scaling) {
   stream << "yarn(factor=" << scaling.factor() << ", original_length=" << scaling.original_length()
          << ", beta_fast=" << scaling.beta_fast() << ", beta_slow=" << scaling.beta_slow();
+  if (!scaling.truncate()) stream << ", truncate=false";
   if (const auto factor = scaling.attention_factor()) stream << ", attention_factor=" << *factor;
   if (scaling.mscale() != 0.0) stream << ", mscale=" << scaling.mscale();
   if (scaling.mscale_all_dim() != 0.0) stream << ", mscale_all_dim=" << scaling.mscale_all_dim();
@@ -208,8 +210,8 @@ auto parts(const NtkScaling& scaling) {
 }
 auto parts(const YarnScaling& scaling) {
   return std::tuple(scaling.factor(), scaling.original_length(), scaling.beta_fast(),
-                    scaling.beta_slow(), scaling.attention_factor(), scaling.mscale(),
-                    scaling.mscale_all_dim());
+                    scaling.beta_slow(), scaling.truncate(), scaling.attention_factor(),
+                    scaling.mscale(), scaling.mscale_all_dim());
 }
 auto parts(const Llama3Scaling& scaling) {
   return std::tuple(scaling.factor(), scaling.original_length(), scaling.low_freq_factor(),

@@ -12,6 +12,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/where.h>
 #include <gtest/gtest.h>
 #include <heed/rotary_embedding.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -157,8 +158,20 @@ TEST_P(Kernels, NormalizeRows) {
   }
 }
 
-at::Tensor gated(const at::Tensor& gate, const at::Tensor& up) {
-  return gate * at::sigmoid(gate) * up;
+at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, const detail::SwiGluForm& form) {
+  const auto g = at::where(gate > form.limit, form.limit, gate);
+  const auto below = at::where(up > form.limit, form.limit, up);
+  const auto u = at::where(up < -form.limit, -form.limit, below);
+  return g * at::sigmoid(form.beta * g) * (u + form.offset);
+}
+
+/// The usual one, one with a limit that many elements are beyond, and each number by itself.
+std::vector<detail::SwiGluForm> forms() {
+  std::vector<detail::SwiGluForm> all(5);
+  all[1].limit = all[2].limit = 0.75;
+  all[1].beta = all[3].beta = 1.702;
+  all[1].offset = all[4].offset = 1.0;
+  return all;
 }
 
 /// Elements that fill no whole vectors, enough of them for several tasks, in any layout; first and
@@ -182,13 +195,19 @@ TEST_P(Kernels, GateElements) {
       result.push_back(output);
       return result;
     };
-    const auto actual = derivatives(detail::swiglu, dtype);
-    const auto expected = derivatives(gated, at::kDouble);
-    const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
-    for (const auto& tensor : actual) EXPECT_EQ(tensor.scalar_type(), dtype);
-    // 1 - sigmoid is rounded at 1, and multiplied by up to 20.
-    const double bound = 2 * unit_roundoff(dtype) + 32 * unit_roundoff(precise);
-    EXPECT_TRUE(are_alike(actual, expected, bound)) << c10::toString(dtype);
+    for (const auto& form : forms()) {
+      const auto by = [&](const auto& function) {
+        return [&, function](const auto& g, const auto& u) { return function(g, u, form); };
+      };
+      const auto actual = derivatives(by(detail::swiglu), dtype);
+      const auto expected = derivatives(by(gated), at::kDouble);
+      const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
+      for (const auto& tensor : actual) EXPECT_EQ(tensor.scalar_type(), dtype);
+      // 1 - sigmoid is rounded at 1, and multiplied by up to 20.
+      const double bound = 2 * unit_roundoff(dtype) + 32 * unit_roundoff(precise);
+      EXPECT_TRUE(are_alike(actual, expected, bound))
+          << c10::toString(dtype) << ", " << form.beta << ", " << form.limit << ", " << form.offset;
+    }
   }
 }
 
@@ -206,6 +225,41 @@ TEST_P(Kernels, GateElementsOfAnySize) {
     const auto finite = gate.detach().masked_select(gate.isfinite());
     const auto slope = (finite.ge(0).to(dtype) + finite.gt(0).to(dtype)) / 2;
     EXPECT_TRUE(at::allclose(gradients[0].masked_select(gate.isfinite()), slope, 0.0, 1e-30));
+  }
+}
+
+/// At the limit there are gradients; beyond it there are none, and NaN stays.
+TEST_P(Kernels, LimitElementsOfAnySize) {
+  const auto infinity = std::numeric_limits<double>::infinity();
+  detail::SwiGluForm form;
+  form.limit = 2.0;
+  form.offset = 1.0;
+  for (const auto dtype : kElementTypes) {
+    const auto some = at::tensor({-infinity, -3.0, -2.0, 0.0, 2.0, 3.0, infinity, NAN});
+    const auto up = some.to(dtype).repeat({5}).requires_grad_();  // in vectors and beyond
+    const auto gate = at::ones_like(up).requires_grad_();
+    const auto swiglu = [&](const at::Tensor& g, const at::Tensor& u) {
+      const auto output = detail::swiglu(g, u, form);
+      auto result = torch::autograd::grad({output}, {g, u}, {at::ones_like(output)});
+      result.push_back(output);
+      return result;
+    };
+    const auto of_up = swiglu(gate, up), of_gate = swiglu(up, gate);
+    const auto is_within = (up.abs() <= 2.0).to(dtype), is_below = (up <= 2.0).to(dtype);
+    const auto finite = up.isfinite();
+    const double one = 1.0 / (1.0 + std::exp(-1.0)), bound = 4 * unit_roundoff(dtype);
+    EXPECT_TRUE(at::allclose(of_up[2], one * (up.clamp(-2.0, 2.0) + 1.0), bound, 1e-30,
+                             /*equal_nan=*/true));
+    EXPECT_TRUE(at::allclose(of_up[1].masked_select(finite),
+                             (one * is_within).masked_select(finite), bound, 1e-30));
+    EXPECT_TRUE(of_gate[0].masked_select(up.gt(2.0)).eq(0).all().item<bool>());
+    EXPECT_TRUE(of_gate[0]
+                    .masked_select(finite)
+                    .ne(0)
+                    .eq(is_below.masked_select(finite).ne(0))
+                    .all()
+                    .item<bool>());
+    EXPECT_TRUE(of_gate[2].masked_select(up.isnan()).isnan().all().item<bool>());
   }
 }
 

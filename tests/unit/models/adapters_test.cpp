@@ -13,6 +13,7 @@
 #include <heed/linear.h>
 #include <heed/mixture_of_experts.h>
 #include <heed/pack_weights.h>
+#include <heed/pretrained.h>
 #include <heed/weights.h>
 #include <torch/autograd.h>
 #include <torch/serialize.h>
@@ -332,6 +333,50 @@ TEST(AdaptersErrors, NameTensorsOfAFile) {
     HostileFolder folder;
     folder.tensors()[name] = at::zeros({3, kHidden}, at::kLong);
     folder.expect(folder.weights() + ": \"" + name + "\" dtype (Long) must be floating-point");
+  }
+}
+
+/// The config.json of a model whose file has one tensor of all experts.
+constexpr auto kStackedExperts = R"({"model_type": "gpt_oss", "vocab_size": 11, "hidden_size": 8,
+    "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1})";
+
+/// Other layers' adapters are saved.
+TEST(AdaptersErrors, NameExpertsWhoseWeightsAreStacked) {
+  const TemporaryFolder folder("adapters");
+  const auto source = folder.path() / "config.json", out = folder.path() / "saved";
+  std::ofstream(source) << kStackedExperts;
+  const auto options = AdapterOptions().source(source.string());
+  auto model = make_model<Decoder>(source.string());
+  add_adapter(*model, LoraOptions(2).target_modules({"fc_q"}));
+  save_adapter(*model, out.string(), options);
+  auto copy = make_model<Decoder>(source.string());
+  load_adapter(*copy, out.string(), options);
+  auto other = make_model<Decoder>(source.string());
+  add_adapter(*other, LoraOptions(2).target_modules({"fc_out"}));
+  EXPECT_ERROR(
+      "save_adapter: stack.blocks.0.feed_forward.experts.0.fc_out must have no adapter: source has "
+      "its weight in model.layers.0.mlp.experts.down_proj, with those of others",
+      save_adapter(*other, out.string(), options));
+}
+
+/// A whole stack of experts is trained beside an adapter.
+TEST(Adapters, ReplaceStackedExperts) {
+  const TemporaryFolder folder("adapters");
+  const auto source = folder.path() / "config.json", out = folder.path() / "saved";
+  std::ofstream(source) << kStackedExperts;
+  const auto options = AdapterOptions().source(source.string());
+  auto model = make_model<Decoder>(source.string());
+  add_adapter(*model, LoraOptions(2).target_modules({"fc_q"}).modules_to_save({"experts"}));
+  randomize(*model);
+  save_adapter(*model, out.string(), options);
+  auto copy = make_model<Decoder>(source.string());
+  load_adapter(*copy, out.string(), options);
+  const auto expected = tensors_of(*model), actual = tensors_of(*copy);
+  for (const auto& [name, tensor] : expected) {
+    const bool is_saved =
+        name.find("experts") != std::string::npos || name.find("lora") != std::string::npos;
+    if (is_saved) EXPECT_TRUE(actual.at(name).equal(tensor)) << name;
   }
 }
 

@@ -39,6 +39,10 @@ FeedForwardOptions gated_expert() {
   return FeedForwardOptions(E).hidden_dim(F).activation(Activation::swiglu).bias(false);
 }
 
+FeedForwardOptions limited_expert() {
+  return gated_expert().bias(true).swiglu_beta(1.702).swiglu_limit(0.5).swiglu_offset(1.0);
+}
+
 MixtureOfExpertsOptions usual(int64_t top_k = K) { return {gated_expert(), N, top_k}; }
 
 /// DeepSeek's: sigmoids, a bias of the choice, groups and a shared expert.
@@ -60,6 +64,7 @@ std::vector<std::pair<std::string, MixtureOfExpertsOptions>> cases() {
           {"all experts", usual(N)},
           {"scores as they are", usual().normalize(false).scale(0.5)},
           {"biases", MixtureOfExpertsOptions(plain, 5, 2).router_bias(true)},
+          {"limited", MixtureOfExpertsOptions(limited_expert(), 6, 3).router_bias(true)},
           {"shared with a gate", usual().shared(plain).shared_gate(true)},
           {"in groups", in_groups()},
           {"groups by their best", usual(2).group_num(2).group_best(1)}};
@@ -83,8 +88,12 @@ at::Tensor of_layer(const torch::nn::Linear& layer, const at::Tensor& row) {
 
 at::Tensor of_expert(const FeedForwardImpl& expert, const at::Tensor& row) {
   const auto up = of_layer(expert.fc_in, row);
-  const auto hidden = expert.fc_gate ? at::silu(of_layer(expert.fc_gate, row)) * up : at::gelu(up);
-  return of_layer(expert.fc_out, hidden);
+  if (!expert.fc_gate) return of_layer(expert.fc_out, at::gelu(up));
+  const auto limit = expert.options.swiglu_limit().value_or(1e9);
+  const auto gate = of_layer(expert.fc_gate, row).clamp_max(limit);
+  const auto silu = gate * at::sigmoid(expert.options.swiglu_beta() * gate);
+  return of_layer(expert.fc_out,
+                  silu * (up.clamp(-limit, limit) + expert.options.swiglu_offset()));
 }
 
 std::vector<double> numbers_of(const at::Tensor& tensor) {

@@ -79,7 +79,8 @@ TEST(NumberOptions, OfAttentionTakeNoBool) {
 
 TEST(NumberOptions, OfLayersAndCachesTakeNoBool) {
   expect_numbers<FeedForwardOptions>(HEED_OPTION(emb_dim), HEED_OPTION(hidden_dim),
-                                     HEED_OPTION(dropout));
+                                     HEED_OPTION(dropout), HEED_OPTION(swiglu_beta),
+                                     HEED_OPTION(swiglu_limit), HEED_OPTION(swiglu_offset));
   expect_numbers<LinearCrossEntropyOptions>(HEED_OPTION(ignore_index), HEED_OPTION(label_smoothing),
                                             HEED_OPTION(z_loss), HEED_OPTION(softcap));
   expect_numbers<NormOptions>(HEED_OPTION(dim), HEED_OPTION(eps));

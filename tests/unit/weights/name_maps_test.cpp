@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
@@ -126,6 +127,85 @@ TEST(NameMaps, SplitHeadByHead) {
   EXPECT_TRUE(mapped.at("fc_v.weight").equal(heads.select(1, 2).reshape({6, 6})));
   const auto biases = theirs.at("qkv.bias").view({3, 3, 2});
   EXPECT_TRUE(mapped.at("fc_k.bias").equal(biases.select(1, 1).reshape({6})));
+}
+
+/// Matrices of three modules in one tensor, transposed, their rows in turns: column 0 of a slice is
+/// row 0 of the first, column 1 row 0 of the second.
+TEST(NameMaps, UnstackModulesOfAList) {
+  const torch::nn::ModuleList list(MultiHeadAttention(4, 2), MultiHeadAttention(4, 2),
+                                   MultiHeadAttention(4, 2));
+  torch::nn::ModuleDict module;
+  module->update({{"list", list.ptr()}, {"other", MultiHeadAttention(4, 2).ptr()}});
+  const auto transposed = StackLayout().transposed(true);
+  const auto in_turns = StackLayout(transposed).interleaved(true);
+  const auto map = NameMap()
+                       .unstack("qk", "list", {"fc_q.weight", "fc_k.weight"}, in_turns)
+                       .unstack("qk_bias", "list", {"fc_q.bias", "fc_k.bias"}, in_turns)
+                       .unstack("v.weight", "list", {"fc_v.weight"}, transposed)
+                       .unstack("v.bias", "list", {"fc_v.bias"}, transposed)
+                       .unstack("out", "list", {"fc_out"});
+  auto theirs = linears({"other.fc_q", "other.fc_k", "other.fc_v", "other.fc_out"});
+  theirs["qk"] = uniform({3, 4, 8}, at::kFloat);
+  theirs["qk_bias"] = uniform({3, 8}, at::kFloat);
+  theirs["v.weight"] = uniform({3, 4, 4}, at::kFloat);
+  theirs["v.bias"] = uniform({3, 4}, at::kFloat);
+  theirs["out.weight"] = uniform({3, 4, 4}, at::kFloat);
+  theirs["out.bias"] = uniform({3, 4}, at::kFloat);
+  const auto mapped = map.apply(theirs, *module);
+  expect_fits(mapped, *module);
+  for (int64_t i = 0; i < 3; ++i) {
+    const auto own = "list." + std::to_string(i) + ".";
+    const auto pairs = theirs["qk"][i].reshape({4, 4, 2});
+    EXPECT_TRUE(mapped.at(own + "fc_q.weight").equal(pairs.select(2, 0).t()));
+    EXPECT_TRUE(mapped.at(own + "fc_k.weight").equal(pairs.select(2, 1).t()));
+    EXPECT_TRUE(
+        mapped.at(own + "fc_k.bias").equal(theirs["qk_bias"][i].reshape({4, 2}).select(1, 1)));
+    EXPECT_TRUE(mapped.at(own + "fc_v.weight").equal(theirs["v.weight"][i].t()));
+    EXPECT_TRUE(mapped.at(own + "fc_v.bias").equal(theirs["v.bias"][i]));
+    EXPECT_TRUE(mapped.at(own + "fc_out.weight").equal(theirs["out.weight"][i]));
+  }
+  EXPECT_TRUE(mapped.at("other.fc_q.weight").equal(theirs["other.fc_q.weight"]));
+  {
+    const at::NoGradGuard no_grad;
+    for (const auto& item : module->named_parameters()) item.value().copy_(mapped.at(item.key()));
+  }
+  const auto back = map.invert(*module);
+  ASSERT_EQ(names(back), names(theirs));
+  for (const auto& [name, tensor] : theirs) EXPECT_TRUE(back.at(name).equal(tensor)) << name;
+  const auto inside = NameMap().submodule("in", map);
+  torch::nn::ModuleDict outer;
+  outer->update({{"in", module.ptr()}});
+  EXPECT_EQ(names(inside.invert(*outer)), names(theirs));
+  expect_fits(inside.apply(theirs, *outer), *outer);
+}
+
+TEST(NameMaps, ThatUnstackNameWhatDoesNotFit) {
+  torch::nn::ModuleDict module;
+  const torch::nn::ModuleList list(torch::nn::Linear(4, 5), torch::nn::Linear(4, 5));
+  module->update({{"list", list.ptr()}});
+  const auto map = [](const StackLayout& layout) {
+    return NameMap().unstack("all", "list", {"weight"}, layout);
+  };
+  const auto error = [&](at::IntArrayRef sizes, const StackLayout& layout = {}) {
+    return value_error([&] {
+      map(layout).apply({{"all", uniform(sizes.vec(), at::kFloat)}}, *module);
+    });
+  };
+  EXPECT_EQ(error({3, 5, 4}), "name map: all -> weight: the module holds no list.2.weight");
+  EXPECT_EQ(error({2, 4, 4}), "name map: all -> weight: all [2, 4, 4] must have slices of 5 rows");
+  EXPECT_EQ(error({2}), "name map: all -> weight: all [2] must have slices of 5 rows");
+  EXPECT_EQ(error({2, 5, 4}, StackLayout().transposed(true)),
+            "name map: all -> weight: all [2, 5, 4] must have slices of 5 rows that are "
+            "transposed");
+  EXPECT_EQ(value_error([&] { map({}).apply({}, *module); }),
+            "name map: all -> weight: the file holds no all");
+  torch::nn::ModuleDict uneven;
+  const torch::nn::ModuleList other(torch::nn::Linear(4, 5), torch::nn::Linear(4, 6));
+  uneven->update({{"list", other.ptr()}});
+  EXPECT_EQ(value_error([&] { map({}).invert(*uneven); }),
+            "name map: all -> weight: list.1.weight [6, 4] must equal list.0.weight [5, 4]");
+  EXPECT_EQ(value_error([&] { NameMap().unstack("all", "list", {"weight", "x"}).invert(*module); }),
+            "name map: all -> weight, x: the module holds no list.0.x");
 }
 
 TEST(NameMaps, MatchWholeComponentsAtAnyDepth) {

@@ -70,9 +70,9 @@ TEST_F(PretrainedConfig, NamesItsFamily) {
       error("opt", ""),
       R"(model_type "opt" is not supported (bart, bert, camembert, cohere2, deepseek_v2, )"
       "deepseek_v3, distilbert, electra, gemma, gemma2, gemma3, gemma3_text, glm4, gpt2, "
-      "gpt_neox, granite, llama, marian, mistral, mixtral, modernbert, mt5, olmo2, olmo3, olmoe, "
-      "phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, roberta, smollm3, stablelm, starcoder2, t5, umt5, "
-      "vit, whisper, xlm-roberta)");
+      "gpt_neox, gpt_oss, granite, llama, marian, mistral, mixtral, modernbert, mt5, olmo2, olmo3, "
+      "olmoe, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, roberta, smollm3, stablelm, starcoder2, "
+      "t5, umt5, vit, whisper, xlm-roberta)");
 }
 
 TEST_F(PretrainedConfig, HasValuesOfItsFieldsTypes) {

@@ -238,6 +238,51 @@ TEST_F(PretrainedFamily, MixturesOfExperts) {
             Windows({4096, 4096}));
 }
 
+TEST_F(PretrainedFamily, GptOss) {
+  const auto options = decoder("gpt_oss");
+  EXPECT_EQ(options.vocab_size(), 201088);
+  EXPECT_FALSE(options.tied_head());
+  const auto own = block("gpt_oss");
+  const auto& attention = own.attention();
+  EXPECT_TRUE(attention.sinks() && attention.input_bias() && attention.output_bias());
+  EXPECT_EQ(attention.head_dim(), 64);
+  EXPECT_EQ(*attention.rotary(),
+            RotaryEmbeddingOptions(64).base(150000.0).scaling(
+                YarnScaling(32.0, 4096).beta_fast(32.0).beta_slow(1.0).truncate(false)));
+  const auto mixture = std::get<MixtureOfExpertsOptions>(own.feed_forward_layer());
+  EXPECT_EQ(mixture.expert_num(), 128);
+  EXPECT_EQ(mixture.top_k(), 4);
+  EXPECT_TRUE(mixture.router_bias() && mixture.normalize() && mixture.expert().bias());
+  EXPECT_EQ(mixture.expert().swiglu_beta(), 1.702);
+  EXPECT_EQ(mixture.expert().swiglu_limit(), 7.0);
+  EXPECT_EQ(mixture.expert().swiglu_offset(), 1.0);
+  EXPECT_EQ(windows("gpt_oss", R"("num_hidden_layers": 4,)"), Windows({128, kNone, 128, kNone}));
+  // As published, but for what is quantized.
+  EXPECT_EQ(windows("gpt_oss", R"("num_hidden_layers": 2, "experts_per_token": 4,
+      "initial_context_length": 4096, "rope_theta": 150000, "rope_scaling": {"beta_fast": 32.0,
+      "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+      "rope_type": "yarn", "truncate": false}, "swiglu_limit": 7.0, "sliding_window": 128,)"),
+            Windows({128, kNone}));
+}
+
+TEST_F(PretrainedFamily, GptOssIsRefusedWhereItDiffers) {
+  const auto of = [&](const std::string& fields) { return error("gpt_oss", fields + ","); };
+  EXPECT_EQ(of(R"("hidden_act": "gelu")"), R"(hidden_act "gelu" is not supported ("silu"))");
+  EXPECT_EQ(of(R"("swiglu_limit": 0)"), "swiglu_limit 0 must be above 0");
+  EXPECT_EQ(of(R"("experts_per_token": 2)"),
+            "experts_per_token 2 must equal num_experts_per_tok (4)");
+  EXPECT_EQ(of(R"("initial_context_length": 512)"),
+            "initial_context_length 512 must equal original_max_position_embeddings (4096)");
+  EXPECT_EQ(of(R"("rope_scaling": null)"), "rope_scaling null must have fields");
+  EXPECT_EQ(of(R"("rope_parameters": {})"), "rope_parameters {} must have fields");
+  EXPECT_EQ(of(R"("sliding_window": null)"),
+            "sliding_window null must be given for layers with sliding_attention");
+  EXPECT_EQ(of(R"("quantization_config": {"quant_method": "mxfp4"})"),
+            R"(quantization_config {"quant_method":"mxfp4"} is of MXFP4 weights, which heed does )"
+            "not read: convert them to bfloat16, as transformers does with "
+            "Mxfp4Config(dequantize=True) and save_pretrained");
+}
+
 TEST_F(PretrainedFamily, MixturesOfExpertsAreRefusedWhereTheyDiffer) {
   EXPECT_EQ(error("mixtral", R"("num_experts_per_tok": 9,)"),
             "num_experts_per_tok 9 must be at most the number of experts (8)");

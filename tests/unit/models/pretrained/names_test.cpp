@@ -265,6 +265,20 @@ TEST_F(PretrainedNames, OfMixturesOfExperts) {
   expect("qwen2_moe", R"("qkv_bias": false,)", shared, shared);
 }
 
+TEST_F(PretrainedNames, OfStackedExperts) {
+  const auto fields =
+      std::string(kSizes) + kGroups + R"("num_local_experts": 3, "num_experts_per_tok": 1,)";
+  const Names outer = {"model.embed_tokens", "model.norm", "lm_head"};
+  const Names attention = {"input_layernorm",   "post_attention_layernorm", "self_attn.q_proj+",
+                           "self_attn.k_proj+", "self_attn.v_proj+",        "self_attn.o_proj+",
+                           "self_attn.sinks!"};
+  const Names experts = {"mlp.router+", "mlp.experts.gate_up_proj!",
+                         "mlp.experts.gate_up_proj_bias!", "mlp.experts.down_proj!",
+                         "mlp.experts.down_proj_bias!"};
+  const auto whole = attention + experts;
+  expect_decoder_names("gpt_oss", fields, names_of("model.layers", outer, whole, whole));
+}
+
 TEST_F(PretrainedNames, OfDeepSeek) {
   const auto fields = std::string(kSizes) + R"("n_routed_experts": 2, "num_experts_per_tok": 1,
       "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,)";

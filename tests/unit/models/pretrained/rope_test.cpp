@@ -104,8 +104,13 @@ TEST_F(PretrainedRope, IsScaledByYarn) {
       yarn(R"(, "factor": 4, "mscale": 1.5, "beta_fast": 0)" + original).attention_factor());
   EXPECT_EQ(yarn(R"(, "factor": null)" + original).factor(), 4.0);  // 64 / 16
   EXPECT_EQ(parameters_error(R"("rope_type": "yarn")"), "rope_parameters.factor must be there");
-  EXPECT_EQ(parameters_error(R"("rope_type": "yarn", "factor": 4, "truncate": false)"),
-            "rope_parameters.truncate false is not supported (true)");
+  EXPECT_TRUE(plain.truncate());
+  EXPECT_FALSE(yarn(R"(, "factor": 4, "truncate": false)").truncate());
+  EXPECT_EQ(parameters_error(R"("rope_type": "yarn", "factor": 4, "truncate": 0)"),
+            "rope_parameters.truncate 0 must be true or false");
+  EXPECT_EQ(error("gemma3_text", R"("rope_parameters": {"full_attention": {"rope_type": "yarn",
+      "factor": 4, "truncate": false}},)"),
+            "rope_parameters.full_attention.truncate false is not supported (true)");
 }
 
 TEST_F(PretrainedRope, IsScaledByLongRope) {

@@ -3,8 +3,11 @@
 #include <ATen/ops/_make_dual.h>
 #include <ATen/ops/_unpack_dual.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
@@ -12,6 +15,7 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <heed/decoder.h>
 #include <heed/feed_forward.h>
@@ -189,6 +193,46 @@ TEST(FeedForward, IsItsDefinition) {
           << to_string(activation);
     }
   }
+}
+
+FeedForwardOptions limited(double beta, std::optional<double> limit, double offset) {
+  return FeedForwardOptions(12)
+      .activation(Activation::swiglu)
+      .swiglu_beta(beta)
+      .swiglu_limit(limit)
+      .swiglu_offset(offset);
+}
+
+TEST(FeedForward, LimitsSwiglu) {
+  torch::manual_seed(moved(12));
+  const auto x = uniform({2, 5, 12}, at::kFloat).mul(4);
+  for (const auto& options :
+       {limited(1.702, 0.5, 1.0), limited(1.0, 0.25, 0.0), limited(-0.5, std::nullopt, 0.25)}) {
+    FeedForward layer(options);
+    const auto limit = options.swiglu_limit().value_or(1e9);
+    const auto gate = linear64(layer->fc_gate, x), up = linear64(layer->fc_in, x);
+    EXPECT_EQ(gate.gt(limit).any().item<bool>(), options.swiglu_limit().has_value());
+    const auto g = at::minimum(gate, at::full_like(gate, limit));
+    const auto below = at::minimum(up, at::full_like(up, limit));
+    const auto u = at::maximum(below, at::full_like(up, -limit)) + options.swiglu_offset();
+    const auto hidden = g / (1 + (-options.swiglu_beta() * g).exp()) * u;
+    EXPECT_TRUE(is_close(layer(x), linear64(layer->fc_out, hidden.to(at::kFloat)), 1e-6));
+  }
+  EXPECT_EQ(printed(*FeedForward(limited(1.702, 7.0, 1.0))),
+            "heed::FeedForward(emb_dim=12, hidden_dim=32, activation=swiglu, dropout=0, "
+            "swiglu_beta=1.702, swiglu_limit=7, swiglu_offset=1)");
+  EXPECT_ERROR("FeedForward: swiglu_beta (inf) must be finite",
+               FeedForward(limited(INFINITY, std::nullopt, 0.0)));
+  EXPECT_ERROR("FeedForward: swiglu_offset (nan) must be finite",
+               FeedForward(limited(1.0, std::nullopt, NAN)));
+  for (const double limit : {0.0, -1.0, double{INFINITY}}) {
+    EXPECT_ERROR(fmt::format("FeedForward: swiglu_limit ({}) must be finite and above 0", limit),
+                 FeedForward(limited(1.0, limit, 0.0)));
+  }
+  EXPECT_ERROR(
+      "FeedForward: swiglu_beta, swiglu_limit and swiglu_offset must not be given for activation "
+      "geglu",
+      FeedForward(limited(1.0, 7.0, 0.0).activation(Activation::geglu)));
 }
 
 /// Work that nothing but operators can do is left to them.

@@ -36,12 +36,19 @@ struct Layer {
 std::vector<Layer> layers() {
   const auto normalize = [](const Tensors& in) { return detail::rms_norm(in[0], in[2], 1e-5, 1); };
   const auto gate = [](const Tensors& in) { return detail::swiglu(in[0], in[1]); };
+  const auto limited = [](const Tensors& in) {
+    detail::SwiGluForm form;
+    form.limit = 0.5;
+    form.offset = 1.0;
+    return detail::swiglu(in[0], in[1], form);
+  };
   return {{"rms_norm", normalize},
           {"layer_norm",
            [](const Tensors& in) { return detail::layer_norm(in[0], in[2], in[3], 1e-5); }, 2},
           {"layer_norm without bias",
            [](const Tensors& in) { return detail::layer_norm(in[0], in[2], {}, 1e-5); }, 2},
           {"swiglu", gate},
+          {"swiglu with a limit", limited},
           {"rms_norm, dropped",
            [=](const Tensors& in) { return detail::drop_elements(normalize(in), 0.3); }},
           {"swiglu, dropped twice", [=](const Tensors& in) {

@@ -162,6 +162,28 @@ TEST(RotaryEmbedding, YarnGoesOverBetweenWholePairs) {
   EXPECT_TRUE(is_close(ratio.flatten(), 1.0 - 0.75 * scaled, 1e-6));
 }
 
+/// Between pairs 10.4729... and 22.5132..., which turn 32 times and once.
+TEST(RotaryEmbedding, YarnGoesOverBetweenAnyPairs) {
+  const auto frequency = [](const RotaryEmbeddingOptions& options) {
+    return RotaryEmbedding(options)->angles(at::ones({1}, at::kLong), at::kDouble).sin.asin();
+  };
+  const RotaryEmbeddingOptions options(64);
+  const auto yarn = YarnScaling(4.0, 4096).attention_factor(1.0).truncate(false);
+  const auto scaled_options = RotaryEmbeddingOptions(options).scaling(yarn);
+  const auto ratio = frequency(scaled_options) / frequency(options);
+  const auto pair = [](double turns) {  // turns = 4096 / (2 pi) * 10000^(-pair / 32)
+    return 32.0 * std::log(4096.0 / (turns * 2.0 * std::acos(-1.0))) / std::log(10000.0);
+  };
+  const auto low = pair(32.0), high = pair(1.0);
+  EXPECT_NE(low, std::floor(low));
+  const auto scaled = ((at::arange(32, at::kDouble) - low) / (high - low)).clamp(0.0, 1.0);
+  EXPECT_TRUE(is_close(ratio.flatten(), 1.0 - 0.75 * scaled, 1e-6));
+  EXPECT_EQ(printed(RotaryEmbedding(scaled_options)),
+            "heed::RotaryEmbedding(head_dim=64, base=10000, scaling=yarn(factor=4, "
+            "original_length=4096, beta_fast=32, beta_slow=1, truncate=false, "
+            "attention_factor=1))");
+}
+
 /// m(1), m(mscale) / m(mscale_all_dim), or the one that is given.
 TEST(RotaryEmbedding, YarnMultipliesByItsScales) {
   const auto factor = [](const YarnScaling& scaling) {
@@ -231,6 +253,7 @@ TEST(RotaryEmbedding, ComparesAllItsOptions) {
       scaled(YarnScaling(2.0, 9)),
       scaled(YarnScaling(2.0, 8).beta_fast(31.0)),
       scaled(YarnScaling(2.0, 8).beta_slow(2.0)),
+      scaled(YarnScaling(2.0, 8).truncate(false)),
       scaled(YarnScaling(2.0, 8).attention_factor(1.0)),
       scaled(YarnScaling(2.0, 8).mscale(1.0)),
       scaled(YarnScaling(2.0, 8).mscale_all_dim(1.0)),
