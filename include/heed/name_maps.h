@@ -65,6 +65,9 @@ class HEED_API NameMap {
   NameMap& transpose(std::string theirs, std::string ours);
   /// Transposes and then splits: splits the columns of the matrices of `theirs` into `ours`.
   NameMap& transpose_split(std::string theirs, std::vector<std::string> ours);
+  /// Renames `theirs` to `ours` and puts `dims` dimensions of size 1 before its own.
+  /// Throws c10::ValueError when `dims` is below 1.
+  NameMap& unsqueeze(std::string theirs, std::string ours, int64_t dims = 1);
   /// Renames the module `theirs` to `ours` in all longer names, whatever other entries do with the
   /// rest of the name: `inside("h", "blocks")` turns "h.3.attn.weight" into "blocks.3.attn.weight".
   NameMap& inside(std::string theirs, std::string ours);
@@ -99,11 +102,21 @@ class HEED_API NameMap {
   bool empty() const { return entries_.empty() && paths_.empty() && submodule_.empty(); }
 
  private:
-  enum class Kind { rename, pack, split, split_heads, transpose, transpose_split, drop, tied };
+  enum class Kind {
+    rename,
+    pack,
+    split,
+    split_heads,
+    transpose,
+    transpose_split,
+    unsqueeze,
+    drop,
+    tied
+  };
   struct Entry {
     Kind kind;
     std::vector<std::string> theirs, ours;
-    int64_t heads = 0;        // of split_heads
+    int64_t heads = 0;        // of split_heads; of unsqueeze: the new dimensions
     std::string within = {};  // the submodule in which `ours` are; empty: the module itself
   };
   struct Path {  // of `inside`
@@ -180,6 +193,20 @@ HEED_API NameMap distilbert();  ///< the same of DistilBertModel
 HEED_API NameMap modernbert();  ///< the same of ModernBertModel
 /// Hugging Face's ViTModel, alone or in a model with a head, which is left out: ImageEncoder.
 HEED_API NameMap vit();
+/// Hugging Face's Dinov2Model and Dinov2WithRegistersModel, whose feed-forward layers are gated or
+/// not, alone or in a model with a head, which is left out: ImageEncoder.
+/// @{
+HEED_API NameMap dinov2(bool gated = false);
+HEED_API NameMap dinov2_with_registers(bool gated = false);
+/// @}
+/// One tower of Hugging Face's CLIPModel or SiglipModel, or a model that has this tower alone:
+/// TextEncoder and ImageEncoder. The other one is left out, and so are logit_scale and logit_bias.
+/// @{
+HEED_API NameMap clip_text();
+HEED_API NameMap clip_image();
+HEED_API NameMap siglip_text();
+HEED_API NameMap siglip_image();
+/// @}
 /// nanoGPT's GPT: Decoder with learned positions and gelu.
 HEED_API NameMap nanogpt();
 /// torch.nn.TransformerEncoder: Encoder; with final_norm(false) if it has no `norm`.

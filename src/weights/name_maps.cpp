@@ -23,6 +23,7 @@ namespace {
 using detail::find_part;
 using detail::Surroundings;
 using detail::transposed;
+using detail::with_leading;
 
 constexpr auto kSubmodule = "NameMap::submodule";
 
@@ -112,8 +113,8 @@ struct NameMap::Applied {
   void translate(const Entry& entry, const std::string& text, const Surroundings& where,
                  const std::string& name, const at::Tensor& tensor) {
     if (entry.kind == Kind::tied) return translate_tied(entry, text, where, name);
-    const bool is_reshaped =
-        entry.kind != Kind::rename && entry.kind != Kind::transpose && entry.kind != Kind::drop;
+    const bool is_reshaped = entry.kind != Kind::rename && entry.kind != Kind::transpose &&
+                             entry.kind != Kind::unsqueeze && entry.kind != Kind::drop;
     if (is_reshaped && lacks_values(entry, where)) return;  // and keeps its name
     used.emplace(name, text);
     switch (entry.kind) {
@@ -122,6 +123,10 @@ struct NameMap::Applied {
         return;
       case Kind::transpose:
         add(text, entry.within, where.around(entry.ours[0]), transposed(tensor), {name});
+        return;
+      case Kind::unsqueeze:
+        add(text, entry.within, where.around(entry.ours[0]), with_leading(tensor, entry.heads),
+            {name});
         return;
       case Kind::pack:
         return pack(entry, text, where);
@@ -260,6 +265,12 @@ NameMap& NameMap::transpose(std::string theirs, std::string ours) {
 
 NameMap& NameMap::transpose_split(std::string theirs, std::vector<std::string> ours) {
   entries_.push_back({Kind::transpose_split, {std::move(theirs)}, std::move(ours)});
+  return *this;
+}
+
+NameMap& NameMap::unsqueeze(std::string theirs, std::string ours, int64_t dims) {
+  detail::check_positive("NameMap::unsqueeze", "dims", dims);
+  entries_.push_back({Kind::unsqueeze, {std::move(theirs)}, {std::move(ours)}, dims});
   return *this;
 }
 

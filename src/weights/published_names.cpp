@@ -158,6 +158,71 @@ EncoderNames bert_names(const std::string& prefix) {
       .layers("encoder.layer");
 }
 
+/// The map of an encoder of images with DINOv2's names.
+EncoderNames dinov2_names(const std::string& prefix, bool gated) {
+  EncoderNames names(prefix);
+  names.outer("embeddings.cls_token", "class_token")
+      .outer("embeddings.register_tokens", "registers")
+      .outer("embeddings.position_embeddings", "position_embedding")
+      .outer("embeddings.patch_embeddings.projection", "patch_embedding")
+      .inner("attention.attention.query", "attention.fc_q")
+      .inner("attention.attention.key", "attention.fc_k")
+      .inner("attention.attention.value", "attention.fc_v")
+      .inner("attention.output.dense", "attention.fc_o")
+      .inner("norm1", "attention_norm")
+      .inner("norm2", "feed_forward_norm")
+      .inner("layer_scale1.lambda1", "attention_layer_scale")
+      .inner("layer_scale2.lambda1", "feed_forward_layer_scale")
+      .outer("layernorm", "stack.final_norm")
+      .layers("encoder.layer");
+  if (gated) {
+    return names.split("mlp.weights_in", {"feed_forward.fc_gate", "feed_forward.fc_in"})
+        .inner("mlp.weights_out", "feed_forward.fc_out");
+  }
+  return names.inner("mlp.fc1", "feed_forward.fc_in").inner("mlp.fc2", "feed_forward.fc_out");
+}
+
+/// Adds the names that CLIP's and SigLIP's encoders share. Those of a pair are inside `prefix`, and
+/// those of the tower alone may be.
+NameMap tower(NameMap map, const std::string& prefix) {
+  return map.drop("embeddings.position_ids")  // a buffer of older files
+      .rename("self_attn.q_proj", "attention.fc_q")
+      .rename("self_attn.k_proj", "attention.fc_k")
+      .rename("self_attn.v_proj", "attention.fc_v")
+      .rename("self_attn.out_proj", "attention.fc_o")
+      .rename("layer_norm1", "attention_norm")
+      .rename("layer_norm2", "feed_forward_norm")
+      .rename("mlp.fc1", "feed_forward.fc_in")
+      .rename("mlp.fc2", "feed_forward.fc_out")
+      .inside(prefix, "")
+      .inside("encoder.layers", "stack.blocks");
+}
+
+/// Drops what is not of a tower. Parts of the other one have the names of its own.
+NameMap without(const std::vector<std::string>& others) {
+  NameMap map;
+  for (const auto& other : others) map.drop(other);
+  return map;
+}
+
+NameMap text_tower(const std::vector<std::string>& others) {
+  return tower(without(others), "text_model")
+      .rename("embeddings.token_embedding", "token_embedding")
+      .rename("embeddings.position_embedding", "position_embedding")
+      .rename("final_layer_norm", "stack.final_norm");
+}
+
+NameMap image_tower(NameMap own) {
+  return tower(std::move(own), "vision_model")
+      .unsqueeze("embeddings.position_embedding.weight", "position_embedding")
+      .rename("embeddings.patch_embedding", "patch_embedding");
+}
+
+/// Adds CLIP's projection, which is outside of the tower, though `tower` puts all names into it.
+NameMap with_projection(NameMap map, const std::string& tower, const std::string& theirs) {
+  return map.rename(theirs, "projection").inside(theirs, tower + "." + theirs);
+}
+
 }  // namespace
 
 NameMap llama() { return llama_norms(llama_projections()); }
@@ -333,6 +398,49 @@ NameMap vit() {
       .outer("layernorm", "stack.final_norm")
       .layers("encoder.layer")
       .without({"embeddings.mask_token", "pooler", "classifier", "decoder"});
+}
+
+NameMap dinov2(bool gated) {
+  return dinov2_names("dinov2.", gated).without({"embeddings.mask_token", "classifier"});
+}
+
+NameMap dinov2_with_registers(bool gated) {
+  return dinov2_names("dinov2_with_registers.", gated)
+      .without({"embeddings.mask_token", "classifier"});
+}
+
+NameMap clip_text() {
+  return with_projection(text_tower({"vision_model", "visual_projection", "logit_scale"}),
+                         "text_model", "text_projection");
+}
+
+NameMap clip_image() {
+  const auto others = without({"text_model", "text_projection", "logit_scale", "classifier"});
+  return with_projection(image_tower(others), "vision_model", "visual_projection")
+      .unsqueeze("embeddings.class_embedding", "class_token", 2)
+      .rename("pre_layrnorm", "embedding_norm")
+      .rename("post_layernorm", "pooled_norm");
+}
+
+NameMap siglip_text() {
+  return text_tower({"vision_model", "logit_scale", "logit_bias"}).rename("head", "projection");
+}
+
+NameMap siglip_image() {
+  // Parts of the pooling have the names of those of a block.
+  auto own = without({"text_model", "logit_scale", "logit_bias", "classifier"})
+                 .rename("head.probe", "attention_pooling.probe")
+                 .split("head.attention.in_proj_weight", {"attention_pooling.attention.fc_q.weight",
+                                                          "attention_pooling.attention.fc_k.weight",
+                                                          "attention_pooling.attention.fc_v.weight"})
+                 .split("head.attention.in_proj_bias", {"attention_pooling.attention.fc_q.bias",
+                                                        "attention_pooling.attention.fc_k.bias",
+                                                        "attention_pooling.attention.fc_v.bias"})
+                 .rename("head.attention.out_proj", "attention_pooling.attention.fc_o")
+                 .rename("head.layernorm", "attention_pooling.norm")
+                 .rename("head.mlp.fc1", "attention_pooling.feed_forward.fc_in")
+                 .rename("head.mlp.fc2", "attention_pooling.feed_forward.fc_out");
+  return image_tower(std::move(own)).rename("post_layernorm", "stack.final_norm");
 }
 
 NameMap deepseek_attention() { return deepseek_projections(NameMap()).rename("o_proj", "fc_o"); }

@@ -76,6 +76,11 @@ else()
   if(failed)
     message(FATAL_ERROR "encoder_decoders.py failed: ${failed}")
   endif()
+  execute_process(COMMAND "${PYTHON}" "${TOWERS}" write "${OUT}/pretrained/towers"
+    RESULT_VARIABLE failed OUTPUT_QUIET)
+  if(failed)
+    message(FATAL_ERROR "towers.py failed: ${failed}")
+  endif()
   execute_process(COMMAND "${PYTHON}" -c "import peft" RESULT_VARIABLE no_peft OUTPUT_QUIET ERROR_QUIET)
   if(no_peft)
     file(WRITE "${OUT}/pretrained/adapters/skipped"

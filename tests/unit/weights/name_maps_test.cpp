@@ -1,4 +1,5 @@
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
 #include <heed/decoder.h>
@@ -126,6 +127,22 @@ TEST(NameMaps, SplitHeadByHead) {
   EXPECT_TRUE(mapped.at("fc_v.weight").equal(heads.select(1, 2).reshape({6, 6})));
   const auto biases = theirs.at("qkv.bias").view({3, 3, 2});
   EXPECT_TRUE(mapped.at("fc_k.bias").equal(biases.select(1, 1).reshape({6})));
+}
+
+TEST(NameMaps, PutDimensionsBeforeThoseOfTheFile) {
+  struct Module : torch::nn::Module {
+    Module() { register_parameter("token", at::zeros({1, 1, 4})); }
+  };
+  const Module module;
+  const NamedTensors theirs = {{"class", uniform({4}, at::kFloat)}};
+  const auto map = NameMap().unsqueeze("class", "token", 2);
+  const auto mapped = map.apply(theirs, module);
+  EXPECT_TRUE(mapped.at("token").equal(theirs.at("class").view({1, 1, 4})));
+  EXPECT_EQ(map.invert(module).at("class").sizes(), at::IntArrayRef({4}));
+  EXPECT_EQ(value_error([&] { NameMap().unsqueeze("class", "token", 3).invert(module); }),
+            "name map: class -> token: the first 3 of the dimensions of token [1, 1, 4] must be 1");
+  EXPECT_EQ(value_error([] { NameMap().unsqueeze("class", "token", 0); }),
+            "NameMap::unsqueeze: dims (0) must be at least 1");
 }
 
 TEST(NameMaps, MatchWholeComponentsAtAnyDepth) {
