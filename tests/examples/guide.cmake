@@ -105,6 +105,7 @@ rounded \\[1, 9, 199\\]
 packed, the same: true
 relevance \\[1, 1\\], embeddings \\[2, 64\\]
 labels \\[2, 3\\], guesses \\[2, 3\\]
+scores of images and texts \\[4, 2\\]
 ([0-9]+ )*
 learns: true
 the same: true")

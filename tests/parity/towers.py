@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write small pairs of encoders of texts and images as transformers saves them, and what they compute.
+"""Write small pairs of encoders of texts and images as transformers saves them, and their vectors.
 
     towers.py write FOLDER
     towers.py check FOLDER    what towers_test.cpp saved in FOLDER/NAME/saved-text and saved-image

@@ -125,7 +125,8 @@ void visit_models(const Visit& visit) {
   visit("pooled texts",
         TextEncoder(TextEncoderOptions(text).pooling(TextPooling::largest).projection_dim(6)),
         tokens, pooled);
-  const auto images = ImageEncoderOptions(9, 4, EncoderOptions(plain, 2)).crop(true).patch_bias(false);
+  const auto images =
+      ImageEncoderOptions(9, 4, EncoderOptions(plain, 2)).crop(true).patch_bias(false);
   const AttentionPoolingOptions pooling(GroupQueryAttentionOptions(E, H, G));
   visit("pooled images",
         ImageEncoder(ImageEncoderOptions(images)

@@ -276,9 +276,9 @@ TEST(ImageEncoder, HasRegistersAndPoolsItsClassToken) {
                            .transpose(1, 2);
   EXPECT_FALSE(encoder->patch_embedding->bias.defined());
   const auto& positions = encoder->position_embedding;
-  const auto x = at::cat({(encoder->class_token + positions.narrow(1, 0, 1)).expand({B, 1, E}),
-                          encoder->registers.expand({B, 2, E}), patches + positions.narrow(1, 1, 9)},
-                         1);
+  const auto first = (encoder->class_token + positions.narrow(1, 0, 1)).expand({B, 1, E});
+  const auto x = at::cat(
+      {first, encoder->registers.expand({B, 2, E}), patches + positions.narrow(1, 1, 9)}, 1);
   const auto expected = encoder->stack->forward(encoder->embedding_norm(x));
   // Products of up to 48 terms in another order; two blocks pass that on.
   EXPECT_TRUE(is_close(encoder(images), expected, 1e-5));
