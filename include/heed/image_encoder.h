@@ -91,12 +91,12 @@ class HEED_API ImageEncoderImpl : public Cloneable<ImageEncoderImpl> {
 
   /// The options given at construction.
   ImageEncoderOptions options;
-  torch::nn::Conv2d patch_embedding{nullptr};  ///< weight [E, C, P, P]
-  at::Tensor class_token;         ///< [1, 1, E]; undefined unless options.class_token()
-  at::Tensor registers;           ///< [1, R, E]; undefined unless options.register_num()
-  at::Tensor position_embedding;  ///< [1, 1 + N, E] or [1, N, E]
-  Norm embedding_norm{nullptr};   ///< empty unless options.embedding_norm()
-  Encoder stack{nullptr};         ///< the blocks
+  torch::nn::Conv2d patch_embedding{nullptr};   ///< weight [E, C, P, P]
+  at::Tensor class_token;                       ///< [1, 1, E]; undefined if there is none
+  at::Tensor registers;                         ///< [1, R, E]; undefined if there are none
+  at::Tensor position_embedding;                ///< [1, 1 + N, E] or [1, N, E]
+  Norm embedding_norm{nullptr};                 ///< empty unless options.embedding_norm()
+  Encoder stack{nullptr};                       ///< the blocks
   AttentionPooling attention_pooling{nullptr};  ///< empty unless options.attention_pooling()
   Norm pooled_norm{nullptr};                    ///< empty unless options.pooled_norm()
   torch::nn::Linear projection{nullptr};        ///< empty unless options.projection_dim()

@@ -15,9 +15,9 @@ namespace heed {
 
 /// The token whose vector stands for a text, in `TextEncoder::forward_pooled`.
 enum class TextPooling {
-  last,  ///< the last one, also where it is padding. Zhai et al. 2023 (arXiv:2303.15343), SigLIP
-  end,   ///< the first end_token. Radford et al. 2021 (arXiv:2103.00020), CLIP
-  largest,  ///< the first of those with the largest number, as in CLIP's first files
+  last,     ///< the last one, also where it is padding. Zhai et al. 2023 (arXiv:2303.15343)
+  end,      ///< the first end_token. Radford et al. 2021 (arXiv:2103.00020)
+  largest,  ///< the first of those with the largest number, as in files of before 2023
 };
 
 /// Returns the pooling's name, such as "end".

@@ -36,8 +36,9 @@ void AttentionPoolingImpl::reset() {
 void AttentionPoolingImpl::reset_parameters() {
   detail::draw_initial(probe);
   attention->reset_parameters();  // its sinks
+  detail::initialize_linears(*attention);
   norm->reset_parameters();
-  detail::initialize_linears(*this);
+  detail::initialize_linears(*feed_forward);
 }
 
 void AttentionPoolingImpl::pretty_print(std::ostream& stream) const {

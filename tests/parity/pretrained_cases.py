@@ -483,8 +483,9 @@ def auto_class(name: str, kind: str) -> type:
 # What models of any family have, and what changes no number.
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "max_position_embeddings", "n_embd", "n_layer", "n_head",
-         "n_positions", "dim", "mlp_ratio", "num_register_tokens", "hidden_dim", "n_heads", "n_layers", "pooler_output_size",
-         "num_local_experts", "num_experts", "num_experts_per_tok"}
+         "n_positions", "dim", "hidden_dim", "n_heads", "n_layers", "pooler_output_size",
+         "num_local_experts", "num_experts", "num_experts_per_tok", "mlp_ratio",
+         "num_register_tokens"}
 IMAGES = {"vision_config", "mm_tokens_per_image"}
 BACKBONES = {"out_features", "out_indices", "stage_names"}
 INERT = {*IMAGES, *BACKBONES, "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",

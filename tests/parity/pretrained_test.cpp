@@ -291,7 +291,8 @@ bool names_a_contradiction(const std::string& error, const std::string& folder) 
   if (error.find("config.json must describe the tensors of " + folder) != std::string::npos) {
     return error.find("holds no") != std::string::npos ||
            error.find(".weight") != std::string::npos || error.find(".bias") != std::string::npos ||
-           error.find("position_embedding") != std::string::npos;
+           error.find("position_embedding") != std::string::npos ||
+           error.find("misshapen: registers") != std::string::npos;
   }
   return error.find("must have") != std::string::npos ||
          error.find("must be a multiple of") != std::string::npos ||

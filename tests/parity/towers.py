@@ -36,7 +36,7 @@ from pretrained import main, moved, randomize
 from pretrained_changes import DELETED
 
 LENGTH, LENGTHS, FIRST = 11, [11, 4, 8], 5
-END = 60
+BEGIN, END = 6, 60
 TEXT = dict(vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
             num_attention_heads=4, max_position_embeddings=20, layer_norm_eps=1e-2)
 OTHER_TEXT = dict(vocab_size=66, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
@@ -112,6 +112,7 @@ def draw_texts(config: hf.PreTrainedConfig) -> torch.Tensor:
     for row, length in zip(tokens, LENGTHS):
         row[length - 1:] = end  # as CLIP pads its texts
     tokens[1, LENGTHS[1]:] = 1
+    tokens[:, 0] = BEGIN
     if end == END:
         tokens[2, 2] = config.vocab_size - 1  # larger than the end
     return tokens
@@ -207,8 +208,7 @@ def changes_of(name: str, config: dict, tower: str) -> tuple:
         if is_clip:
             refused += [{place + "eos_token_id": [2, 3]}, {place + "eos_token_id": None},
                         {place + "eos_token_id": -1}]
-            ends = [2, fields["vocab_size"] - 1]
-            evaluated += [{place + "eos_token_id": end} for end in ends]
+            evaluated += [{place + "eos_token_id": end} for end in (2, BEGIN)]
             misfit.append({place + "eos_token_id": 49407})  # above the vocabulary
         else:
             misfit.append({place + "projection_size": 17})
@@ -237,12 +237,13 @@ def changes_of(name: str, config: dict, tower: str) -> tuple:
             "projection_size"}
     evaluated += [{prefix + key: DELETED} for own, prefix in ((config, ""), (fields, place))
                   for key in own if key not in kept]
-    if "classifier" in name:  # whose architecture says that there is no projection
-        evaluated.remove({"architectures": DELETED})
-        misfit.remove({"projection_dim": 13})
-    if name.endswith("projected") and is_clip:
-        evaluated.remove({"architectures": DELETED})
     unique = {repr(sorted(change.items())): change for change in evaluated}
+    # The architecture says whether there is a projection.
+    if is_clip and ("classifier" in name or name.endswith("projected")):
+        del unique[repr([("architectures", DELETED)])]
+        misfit.append({"architectures": DELETED})
+    if "classifier" in name:
+        misfit.remove({"projection_dim": 13})
     return refused, misfit, list(unique.values())
 
 
