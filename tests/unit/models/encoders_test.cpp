@@ -335,8 +335,8 @@ TEST(AttentionPooling, IsItsDefinition) {
   const auto heads = [&](const torch::nn::Linear& fc, const at::Tensor& input) {
     return apply(fc, input).unflatten(-1, {H, E / H}).transpose(1, 2);
   };
-  const auto query = heads(attention.fc_q, pooling->probe);  // [1, H, 1, D]
   for (const bool is_masked : {false, true}) {
+    const auto query = heads(attention.fc_q, pooling->probe);  // [1, H, 1, D]
     auto scores = query.matmul(heads(attention.fc_k, x).transpose(2, 3)) / std::sqrt(E / H);
     if (is_masked) scores = scores.masked_fill(mask.eq(0), -1e300);
     const auto values = scores.softmax(-1).matmul(heads(attention.fc_v, x));

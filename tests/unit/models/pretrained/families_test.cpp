@@ -364,7 +364,7 @@ TEST_F(PretrainedFamily, Gemma3OfFoldersWithImages) {
   EXPECT_EQ(windows_of(options.stack()), Windows({5, kNone}));
   EXPECT_EQ(gemma.part.value().field, "text_config");
   EXPECT_EQ(gemma.part->model_type, "gemma3_text");
-  EXPECT_FALSE(gemma.part->tied_head);
+  EXPECT_EQ(gemma.part->tied_head, false);
   EXPECT_TRUE(decoder("gemma3").tied_head());
   EXPECT_EQ(decoder("gemma3").vocab_size(), 262208);
   EXPECT_FALSE(family("gemma3_text", "").part);
