@@ -634,6 +634,13 @@ void image_encoder() {
   heed::ImageEncoder encoder(options);
   auto y = encoder->forward(torch::randn({2, 3, 32, 32}));  // [B, 1 + N, E]
   auto of_image = y.select(1, 0);                           // [B, E]
+  auto pooled = encoder->forward_pooled(torch::randn({2, 3, 32, 32}));  // [B, E]
+}
+
+void attention_pooling() {
+  heed::GroupQueryAttentionOptions heads(/*emb_dim=*/64, /*head_num=*/4, /*group_num=*/4);
+  heed::AttentionPooling pooling{heed::AttentionPoolingOptions(heads)};
+  auto vectors = pooling->forward(torch::randn({2, 10, 64}));  // [B, E]
 }
 
 void run_all() {
@@ -650,7 +657,7 @@ void run_all() {
       rotary_embedding, sampling, scaled_dot_product_attention, self_attention, transformer_block,
       transformer_inputs, encoder, text_encoder, head_transform, sequence_classifier,
       token_classifier, masked_language_model, encoder_decoder, frame_encoder, pool_tokens,
-      image_encoder, load_weights);
+      image_encoder, attention_pooling, load_weights);
 }
 
 }  // namespace header

@@ -25,6 +25,21 @@ void task_heads() {
   std::cout << "labels " << labels.sizes() << ", guesses " << guesses.sizes() << '\n';
 }
 
+void texts_and_images() {
+  auto tokens = torch::tensor({{12, 7, 60}, {9, 60, 0}});  // [B, L]: 60 ends a text
+  auto padding = heed::padding_mask(torch::tensor({3, 2}), 3);
+  auto pixels = torch::randn({4, 3, 12, 12});  // [N, C, I, I]
+
+  auto texts = heed::load_pretrained<heed::TextEncoder>("clip-vit-base-patch32");
+  auto images = heed::load_pretrained<heed::ImageEncoder>("clip-vit-base-patch32");
+  namespace F = torch::nn::functional;
+  auto of_texts = F::normalize(texts->forward_pooled(tokens, padding));  // [B, P]
+  auto of_images = F::normalize(images->forward_pooled(pixels));         // [N, P]
+  auto file = heed::read_weights("clip-vit-base-patch32/model.safetensors");
+  auto scores = of_images.matmul(of_texts.t()) * file["logit_scale"].exp();  // [N, B]
+  std::cout << "scores of images and texts " << scores.sizes() << '\n';
+}
+
 /// The example in the header.
 void header_example() {
   auto model = heed::load_pretrained("Llama-3.2-1B");
@@ -68,6 +83,7 @@ void pretrained(const std::string& folder) {
   write_adapter();
   adapter();
   task_heads();
+  texts_and_images();
 
   heed::Decoder model = heed::load_pretrained(folder);
   {

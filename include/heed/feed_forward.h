@@ -19,15 +19,16 @@ namespace heed {
 /// The activation between the two projections of a feed-forward layer. The gated kinds multiply the
 /// activation of a gate by a second projection. Shazeer 2020 (arXiv:2002.05202).
 enum class Activation {
-  relu,        ///< max(x, 0)
-  gelu,        ///< x * P(X <= x) for a normal X, computed exactly
-  gelu_tanh,   ///< GPT-2's approximation of gelu
-  silu,        ///< x * sigmoid(x)
-  swiglu,      ///< gated by silu
-  geglu,       ///< gated by gelu
-  geglu_tanh,  ///< gated by gelu_tanh
-  reglu,       ///< gated by relu
-  tanh,        ///< the hyperbolic tangent, in heads of classifiers
+  relu,          ///< max(x, 0)
+  gelu,          ///< x * P(X <= x) for a normal X, computed exactly
+  gelu_tanh,     ///< GPT-2's approximation of gelu
+  silu,          ///< x * sigmoid(x)
+  swiglu,        ///< gated by silu
+  geglu,         ///< gated by gelu
+  geglu_tanh,    ///< gated by gelu_tanh
+  reglu,         ///< gated by relu
+  tanh,          ///< the hyperbolic tangent, in heads of classifiers
+  gelu_sigmoid,  ///< x * sigmoid(1.702 x), CLIP's approximation of gelu
 };
 
 /// Returns the activation's name, such as "swiglu".

@@ -8,6 +8,7 @@
 #include <heed/attend_path.h>
 #include <heed/attention.h>
 #include <heed/attention_inputs.h>
+#include <heed/attention_pooling.h>
 #include <heed/autocast.h>
 #include <heed/beam_search.h>
 #include <heed/block_mask.h>

@@ -82,6 +82,9 @@ class HEED_API NameMap {
   /// [2, F, E] "experts.0.fc_in.weight" and "experts.1.fc_in.weight" [F, E].
   NameMap& unstack(std::string theirs, std::string list, std::vector<std::string> ours,
                    const StackLayout& layout = {});
+  /// Renames `theirs` to `ours` and puts `dims` dimensions of size 1 before its own.
+  /// Throws c10::ValueError when `dims` is below 1.
+  NameMap& unsqueeze(std::string theirs, std::string ours, int64_t dims = 1);
   /// Renames the module `theirs` to `ours` in all longer names, whatever other entries do with the
   /// rest of the name: `inside("h", "blocks")` turns "h.3.attn.weight" into "blocks.3.attn.weight".
   NameMap& inside(std::string theirs, std::string ours);
@@ -124,13 +127,14 @@ class HEED_API NameMap {
     transpose,
     transpose_split,
     unstack,
+    unsqueeze,
     drop,
     tied
   };
   struct Entry {
     Kind kind;
     std::vector<std::string> theirs, ours;
-    int64_t heads = 0;        // of split_heads
+    int64_t heads = 0;        // of split_heads; of unsqueeze: the new dimensions
     std::string within = {};  // the submodule in which `ours` are; empty: the module itself
     std::string list = {};    // of unstack
     StackLayout layout = {};  // of unstack
@@ -215,6 +219,20 @@ HEED_API NameMap distilbert();  ///< the same of DistilBertModel
 HEED_API NameMap modernbert();  ///< the same of ModernBertModel
 /// Hugging Face's ViTModel, alone or in a model with a head, which is left out: ImageEncoder.
 HEED_API NameMap vit();
+/// Hugging Face's Dinov2Model and Dinov2WithRegistersModel, whose feed-forward layers are gated or
+/// not, alone or in a model with a head, which is left out: ImageEncoder.
+/// @{
+HEED_API NameMap dinov2(bool gated = false);
+HEED_API NameMap dinov2_with_registers(bool gated = false);
+/// @}
+/// One tower of Hugging Face's CLIPModel or SiglipModel, or a model that has this tower alone:
+/// TextEncoder and ImageEncoder. The other one is left out, and so are logit_scale and logit_bias.
+/// @{
+HEED_API NameMap clip_text();
+HEED_API NameMap clip_image();
+HEED_API NameMap siglip_text();
+HEED_API NameMap siglip_image();
+/// @}
 /// nanoGPT's GPT: Decoder with learned positions and gelu.
 HEED_API NameMap nanogpt();
 /// torch.nn.TransformerEncoder: Encoder; with final_norm(false) if it has no `norm`.

@@ -58,8 +58,8 @@ struct HEED_API PretrainedOptions {
 /// guessed: a field that is not known to be without effect must be understood.
 ///
 /// Memory is taken for the parameters once, and not before all names and shapes of the file fit
-/// config.json. Heads that `Model` does not have, poolers and vision towers are left
-/// out.
+/// config.json. Heads that `Model` does not have, poolers and vision towers are left out. Of a pair
+/// of encoders, such as CLIP, TextEncoder and ImageEncoder each are one.
 ///
 /// @code
 /// auto reranker = heed::load_pretrained<heed::SequenceClassifier>("ms-marco-MiniLM-L6-v2");

@@ -9,8 +9,19 @@
 
 #include <optional>
 #include <ostream>
+#include <string_view>
 
 namespace heed {
+
+/// The token whose vector stands for a text, in `TextEncoder::forward_pooled`.
+enum class TextPooling {
+  last,     ///< the last one, also where it is padding. Zhai et al. 2023 (arXiv:2303.15343)
+  end,      ///< the first end_token. Radford et al. 2021 (arXiv:2103.00020)
+  largest,  ///< the first of those with the largest number, as in files of before 2023
+};
+
+/// Returns the pooling's name, such as "end".
+HEED_API std::string_view to_string(TextPooling pooling);
 
 /// Options of `TextEncoder`.
 struct HEED_API TextEncoderOptions {
@@ -42,6 +53,15 @@ struct HEED_API TextEncoderOptions {
   TORCH_ARG(bool, embedding_norm) = false;
   /// Probability in [0, 1) of dropping an element of an embedding, in training mode.
   HEED_NUMBER_ARG(double, dropout) = 0.0;
+  /// The token whose vector `forward_pooled` returns; none by default.
+  TORCH_ARG(std::optional<TextPooling>, pooling) = std::nullopt;
+  /// The token that ends a text, with TextPooling::end alone.
+  HEED_NUMBER_ARG(std::optional<int64_t>, end_token) = std::nullopt;
+  /// The size to which a Linear projects this vector, by which texts and images become comparable;
+  /// none by default.
+  HEED_NUMBER_ARG(std::optional<int64_t>, projection_dim) = std::nullopt;
+  /// Whether this Linear adds a bias.
+  TORCH_ARG(bool, projection_bias) = false;
 };
 
 /// An encoder of tokens, such as BERT: embeds them, and returns a vector for each, which depends on
@@ -60,6 +80,7 @@ struct HEED_API TextEncoderOptions {
 /// options.positions() is set; type_embedding, an Embedding(type_vocab_size, E), if there are
 /// types; embedding_norm, if there is one; stack, an Encoder. If options.embedding_dim() is another
 /// size than E, the embeddings have it, and embedding_projection is a Linear(embedding_dim, E).
+/// projection is a Linear(E, projection_dim), if there is one.
 class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
  public:
   /// Throws c10::ValueError when an option is out of range.
@@ -80,6 +101,14 @@ class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
   at::Tensor forward(const at::Tensor& tokens, const TransformerInputs& inputs = {},
                      const std::optional<at::Tensor>& types = {});
 
+  /// Inputs as those of `forward`; returns a vector for each text, [B, E] or
+  /// [B, options.projection_dim()].
+  /// Throws as `forward` does. Also when there is no option pooling, when documents are given, with
+  /// TextPooling::last when query_lengths are, where processes share the sequence, and, on the CPU,
+  /// when a text has no end_token. On other devices the vector of such a text is 0.
+  at::Tensor forward_pooled(const at::Tensor& tokens, const TransformerInputs& inputs = {},
+                            const std::optional<at::Tensor>& types = {});
+
   /// The options given at construction.
   TextEncoderOptions options;
   torch::nn::Embedding token_embedding{
@@ -89,11 +118,13 @@ class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
   Norm embedding_norm{nullptr};                     ///< empty unless options.embedding_norm()
   torch::nn::Linear embedding_projection{nullptr};  ///< empty if the embeddings have size E
   Encoder stack{nullptr};                           ///< the blocks
+  torch::nn::Linear projection{nullptr};            ///< empty unless options.projection_dim()
 
  protected:
   HEED_DEFAULT_ARGS(1, TransformerInputs, std::optional<at::Tensor>);
 
  private:
+  HEED_LOCAL void check_pooling_options() const;
   HEED_LOCAL void check_tokens(const at::Tensor& tokens) const;
   HEED_LOCAL void check_types(const at::Tensor& tokens,
                               const std::optional<at::Tensor>& types) const;
@@ -101,6 +132,7 @@ class HEED_API TextEncoderImpl : public Cloneable<TextEncoderImpl> {
                                                     const TransformerInputs& inputs) const;
   HEED_LOCAL at::Tensor embed(const at::Tensor& tokens, const TransformerInputs& inputs,
                               const std::optional<at::Tensor>& types) const;
+  HEED_LOCAL std::optional<at::Tensor> pooled_tokens(const at::Tensor& tokens) const;
 };
 TORCH_MODULE(TextEncoder);
 

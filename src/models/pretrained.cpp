@@ -57,7 +57,7 @@ template <>
 struct Kind<TextEncoder> {
   using Options = TextEncoderOptions;
   static constexpr auto kName = "a TextEncoder";
-  static constexpr auto kTask = Task::own;
+  static constexpr auto kTask = Task::encode_texts;
   static constexpr auto kEnd = "";
 };
 
@@ -65,7 +65,7 @@ template <>
 struct Kind<ImageEncoder> {
   using Options = ImageEncoderOptions;
   static constexpr auto kName = "an ImageEncoder";
-  static constexpr auto kTask = Task::own;
+  static constexpr auto kTask = Task::encode_images;
   static constexpr auto kEnd = "";
 };
 
@@ -293,7 +293,11 @@ nlohmann::ordered_json own_fields(const std::string& config, const Blueprint& bl
   if (!part) return fields;
   auto own = fields.contains(part->field) ? fields[part->field] : nlohmann::ordered_json();
   own["model_type"] = part->model_type;
-  own["tie_word_embeddings"] = part->tied_head;
+  if (part->tied_head) own["tie_word_embeddings"] = *part->tied_head;
+  if (!part->architecture.empty()) {
+    own["architectures"] = nlohmann::ordered_json::array({part->architecture});
+  }
+  for (const auto& [name, size] : part->sizes) own[name] = size;
   return own;
 }
 

@@ -1,3 +1,4 @@
+#include <heed/pool_tokens.h>
 #include <heed/text_encoder.h>
 
 #include <ATen/TensorOperators.h>
@@ -28,7 +29,35 @@ at::Tensor counted_positions(const at::Tensor& tokens, int64_t padding) {
 
 }  // namespace
 
+std::string_view to_string(TextPooling pooling) {
+  switch (pooling) {
+    case TextPooling::last:
+      return "last";
+    case TextPooling::end:
+      return "end";
+    case TextPooling::largest:
+      return "largest";
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown TextPooling");
+}
+
 TextEncoderImpl::TextEncoderImpl(const TextEncoderOptions& options) : options(options) { reset(); }
+
+void TextEncoderImpl::check_pooling_options() const {
+  const auto& pooling = options.pooling();
+  const auto end = options.end_token(), dim = options.projection_dim();
+  HEED_CHECK(!pooling || *pooling == TextPooling::last || options.token_embedding(),
+             "{}: pooling ({}) must not be given without token_embedding", kTextEncoder,
+             to_string(*pooling));
+  HEED_CHECK(end.has_value() == (pooling == TextPooling::end),
+             "{}: end_token must be given with pooling (end), and with no other", kTextEncoder);
+  HEED_CHECK(!end || (*end >= 0 && *end < options.vocab_size()),
+             "{}: end_token ({}) must be at least 0 and below vocab_size ({})", kTextEncoder,
+             end.value_or(0), options.vocab_size());
+  if (dim) detail::check_positive(kTextEncoder, "projection_dim", *dim);
+  HEED_CHECK(!dim || pooling, "{}: projection_dim ({}) must not be given without pooling",
+             kTextEncoder, dim.value_or(0));
+}
 
 void TextEncoderImpl::reset() {
   const auto& block = options.stack().block();
@@ -40,6 +69,7 @@ void TextEncoderImpl::reset() {
   detail::check_probability(kTextEncoder, "dropout", options.dropout());
   detail::check_not_negative(kTextEncoder, "type_vocab_size", options.type_vocab_size());
   detail::check_factor(kTextEncoder, "embedding_scale", options.embedding_scale());
+  check_pooling_options();
   if (const auto padding = options.padding_token()) {
     HEED_CHECK(*padding >= 0 && *padding < options.vocab_size(),
                "{}: padding_token ({}) must be at least 0 and below vocab_size ({})", kTextEncoder,
@@ -71,6 +101,10 @@ void TextEncoderImpl::reset() {
         register_module("embedding_projection", detail::make_linear(embedding_dim, width, true));
   }
   stack = register_module("stack", Encoder(options.stack()));
+  if (const auto dim = options.projection_dim()) {
+    projection = register_module("projection",
+                                 detail::make_linear(width, *dim, options.projection_bias()));
+  }
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
 
@@ -81,6 +115,7 @@ void TextEncoderImpl::reset_parameters() {
   if (embedding_norm) embedding_norm->reset_parameters();
   if (embedding_projection) detail::initialize_linears(*embedding_projection);
   stack->reset_parameters();
+  if (projection) detail::initialize_linears(*projection);
 }
 
 void TextEncoderImpl::pretty_print(std::ostream& stream) const {
@@ -92,7 +127,12 @@ void TextEncoderImpl::pretty_print(std::ostream& stream) const {
       .option("padding_token", options.padding_token())
       .option("type_vocab_size", options.type_vocab_size(), int64_t{0})
       .option("embedding_norm", options.embedding_norm(), false)
-      .option("dropout", options.dropout(), 0.0);
+      .option("dropout", options.dropout(), 0.0)
+      .option("pooling", options.pooling() ? std::optional(to_string(*options.pooling()))
+                                           : std::nullopt)
+      .option("end_token", options.end_token())
+      .option("projection_dim", options.projection_dim())
+      .option("projection_bias", options.projection_bias(), false);
 }
 
 void TextEncoderImpl::check_tokens(const at::Tensor& tokens) const {
@@ -152,6 +192,36 @@ at::Tensor TextEncoderImpl::forward(const at::Tensor& tokens, const TransformerI
   check_tokens(tokens);
   check_types(tokens, types);
   return stack->forward(embed(tokens, inputs, types), inputs);
+}
+
+/// Marks the tokens [B, L] of which the first is pooled; none: the last one of all.
+std::optional<at::Tensor> TextEncoderImpl::pooled_tokens(const at::Tensor& tokens) const {
+  if (options.pooling() == TextPooling::last || tokens.size(1) == 0) return std::nullopt;
+  const auto end = options.end_token();
+  if (!end) return tokens.eq(tokens.amax({1}, /*keepdim=*/true));
+  const auto ends = tokens.eq(*end);
+  // Other devices are not waited for.
+  HEED_CHECK(!tokens.is_cpu() || ends.any(1).all().item<bool>(),
+             "{}: tokens must have end_token ({}) in each text", kTextEncoder, *end);
+  return ends;
+}
+
+at::Tensor TextEncoderImpl::forward_pooled(const at::Tensor& tokens,
+                                           const TransformerInputs& inputs,
+                                           const std::optional<at::Tensor>& types) {
+  HEED_CHECK(options.pooling(), "{}: forward_pooled must have the option pooling", kTextEncoder);
+  HEED_CHECK(!inputs.documents(),
+             "{}: documents must not be given: one vector is pooled of each text", kTextEncoder);
+  HEED_CHECK(!inputs.query_lengths() || options.pooling() != TextPooling::last,
+             "{}: query_lengths must not be given with pooling (last), which may pool padding",
+             kTextEncoder);
+  HEED_CHECK(!detail::shared_sequence(stack),
+             "{}: tokens must be whole sequences: processes share them", kTextEncoder);
+  check_tokens(tokens);
+  const auto pooled = pooled_tokens(tokens);
+  const auto states = forward(tokens, inputs, types);
+  const auto x = pool_tokens(states, pooled ? Pooling::first : Pooling::last, pooled);
+  return projection ? detail::project(projection, x) : x;
 }
 
 }  // namespace heed

@@ -22,6 +22,7 @@ namespace {
 using detail::find_part;
 using detail::Surroundings;
 using detail::transposed;
+using detail::without_leading;
 
 bool is_same_part(const at::Tensor& a, const at::Tensor& b) {
   return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
@@ -83,6 +84,15 @@ struct NameMap::Inverted {
     }
     const bool by_column = entry.kind == Kind::transpose || entry.kind == Kind::transpose_split;
     const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
+    if (entry.kind == Kind::unsqueeze) {
+      const auto squeezed = without_leading(whole, entry.heads);
+      HEED_CHECK(squeezed.dim() + entry.heads == whole.dim(),
+                 "name map: {} -> {}: the first {} of the dimensions of {} {} must be 1",
+                 entry.theirs[0], entry.ours[0], entry.heads, name, detail::shape(whole));
+      used[ours[0]] = {whole};
+      return add(entry.within, where.around(entry.theirs[0]),
+                 {ours, false, squeezed, 0, entry.heads});
+    }
     if (entry.kind == Kind::split_heads) {
       use_heads(entry, ours, parts, whole);
     } else {
@@ -262,7 +272,7 @@ at::Tensor make(const Composition& composition,
     return at::cat(parts, 1).flatten(0, 1);
   }
   const auto whole = parts.size() == 1 ? parts[0] : at::cat(parts);
-  return composition.transposed ? transposed(whole) : whole;
+  return composition.transposed ? transposed(whole) : without_leading(whole, composition.leading);
 }
 
 }  // namespace detail

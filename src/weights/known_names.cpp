@@ -35,6 +35,11 @@ struct Spelling {
 const std::vector<Spelling>& spellings() {
   namespace maps = name_maps;
   const auto gpt_neox = [] { return maps::gpt_neox(/*heads=*/1); };  // the names alone matter
+  const auto dinov2 = [] { return maps::dinov2(); };
+  const auto dinov2_gated = [] { return maps::dinov2(/*gated=*/true); };
+  const auto registers = [] { return maps::dinov2_with_registers(); };
+  const auto registers_gated = [] { return maps::dinov2_with_registers(/*gated=*/true); };
+  constexpr auto kImage = "an ImageEncoder";
   constexpr auto kDecoder = "a Decoder", kText = "a TextEncoder", kHeads = "a MultiHeadAttention";
   constexpr auto kBoth = "an Encoder with cross-attention", kLatent = "a LatentAttention";
   static const std::vector<Spelling> all = {
@@ -62,7 +67,31 @@ const std::vector<Spelling>& spellings() {
       {"gpt2()", kDecoder, maps::gpt2, {kGpt, "mlp.c_fc"}, true},
       {"distilbert()", kText, maps::distilbert, {"attention.q_lin"}, true},
       {"modernbert()", kText, maps::modernbert, {"attn.Wqkv", "mlp.Wi"}, true},
-      {"vit()", "an ImageEncoder", maps::vit, {"attention.attention.query"}, true},
+      {"clip_image()",
+       kImage,
+       maps::clip_image,
+       {"vision_model.encoder.layers", "vision_model.pre_layrnorm"},
+       true},
+      {"siglip_image()", kImage, maps::siglip_image, {"vision_model.encoder.layers"}, true},
+      {"siglip_text()",
+       kText,
+       maps::siglip_text,
+       {"text_model.encoder.layers", "text_model.head"},
+       true},
+      {"clip_text()", kText, maps::clip_text, {"text_model.encoder.layers"}, true},
+      {"dinov2_with_registers(true)",
+       kImage,
+       registers_gated,
+       {"layer_scale1.lambda1", "embeddings.register_tokens", "mlp.weights_in"},
+       true},
+      {"dinov2_with_registers()",
+       kImage,
+       registers,
+       {"layer_scale1.lambda1", "embeddings.register_tokens"},
+       true},
+      {"dinov2(true)", kImage, dinov2_gated, {"layer_scale1.lambda1", "mlp.weights_in"}, true},
+      {"dinov2()", kImage, dinov2, {"layer_scale1.lambda1"}, true},
+      {"vit()", kImage, maps::vit, {"attention.attention.query"}, true},
       {"roberta()", kText, maps::roberta, {"attention.self.query", "roberta"}, true},
       {"electra()", kText, maps::electra, {"attention.self.query", "electra"}, true},
       {"bert()", kText, maps::bert, {"attention.self.query"}, true},

@@ -25,6 +25,7 @@ namespace {
 using detail::find_part;
 using detail::Surroundings;
 using detail::transposed;
+using detail::with_leading;
 
 constexpr auto kSubmodule = "NameMap::submodule";
 
@@ -114,8 +115,8 @@ struct NameMap::Applied {
   void translate(const Entry& entry, const std::string& text, const Surroundings& where,
                  const std::string& name, const at::Tensor& tensor) {
     if (entry.kind == Kind::tied) return translate_tied(entry, text, where, name);
-    const bool is_reshaped =
-        entry.kind != Kind::rename && entry.kind != Kind::transpose && entry.kind != Kind::drop;
+    const bool is_reshaped = entry.kind != Kind::rename && entry.kind != Kind::transpose &&
+                             entry.kind != Kind::unsqueeze && entry.kind != Kind::drop;
     if (is_reshaped && lacks_values(entry, where)) return;  // and keeps its name
     used.emplace(name, text);
     switch (entry.kind) {
@@ -124,6 +125,10 @@ struct NameMap::Applied {
         return;
       case Kind::transpose:
         add(text, entry.within, where.around(entry.ours[0]), transposed(tensor), {name});
+        return;
+      case Kind::unsqueeze:
+        add(text, entry.within, where.around(entry.ours[0]), with_leading(tensor, entry.heads),
+            {name});
         return;
       case Kind::pack:
         return pack(entry, text, where);
@@ -301,6 +306,12 @@ NameMap& NameMap::unstack(std::string theirs, std::string list, std::vector<std:
                           const StackLayout& layout) {
   entries_.push_back(
       {Kind::unstack, {std::move(theirs)}, std::move(ours), 0, {}, std::move(list), layout});
+  return *this;
+}
+
+NameMap& NameMap::unsqueeze(std::string theirs, std::string ours, int64_t dims) {
+  detail::check_positive("NameMap::unsqueeze", "dims", dims);
+  entries_.push_back({Kind::unsqueeze, {std::move(theirs)}, {std::move(ours)}, dims});
   return *this;
 }
 

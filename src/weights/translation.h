@@ -47,13 +47,14 @@ std::vector<std::vector<at::Tensor>> head_parts(const at::Tensor& whole, int64_t
                                                 int64_t count);
 
 /// How one tensor of a file is made of tensors of a module: concatenated by rows, or head by head
-/// if there are `heads`, then transposed. Those of the modules of a list, if so many are `stacked`,
-/// lie as `layout` says.
+/// if there are `heads`, then transposed or without its first `leading` dimensions, of size 1.
+/// Those of the modules of a list, if so many are `stacked`, lie as `layout` says.
 struct Composition {
   std::vector<std::string> ours;
   bool transposed;
   at::Tensor shape;  // on the meta device
   int64_t heads = 0;
+  int64_t leading = 0;
   int64_t stacked = 0;
   StackLayout layout = {};
 };
@@ -65,6 +66,18 @@ at::Tensor make(const Composition& composition,
 /// Transposes a matrix, as GPT-2's Conv1D stores it; returns a bias as it is.
 inline at::Tensor transposed(const at::Tensor& tensor) {
   return tensor.defined() && tensor.dim() == 2 ? tensor.t() : tensor;
+}
+
+/// Puts so many dimensions of size 1 before a tensor's own.
+inline at::Tensor with_leading(at::Tensor tensor, int64_t dims) {
+  for (int64_t i = 0; i < dims && tensor.defined(); ++i) tensor = tensor.unsqueeze(0);
+  return tensor;
+}
+
+/// The opposite.
+inline at::Tensor without_leading(at::Tensor tensor, int64_t dims) {
+  for (int64_t i = 0; i < dims; ++i) tensor = tensor.squeeze(0);
+  return tensor;
 }
 
 }  // namespace heed::detail

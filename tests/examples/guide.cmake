@@ -91,6 +91,7 @@ file(CREATE_LINK "${pretrained}/llama-plain" "${guide_files}/Llama-3.2-1B" SYMBO
 file(CREATE_LINK "${pretrained}/bert-plain" "${guide_files}/all-MiniLM-L6-v2" SYMBOLIC)
 file(CREATE_LINK "${pretrained}/heads/bert-plain-sequence" "${guide_files}/ms-marco-MiniLM-L6-v2" SYMBOLIC)
 file(CREATE_LINK "${pretrained}/heads/qwen3-plain-states" "${guide_files}/Qwen3-Embedding-0.6B" SYMBOLIC)
+file(CREATE_LINK "${pretrained}/towers/clip-plain" "${guide_files}/clip-vit-base-patch32" SYMBOLIC)
 file(CREATE_LINK "${pretrained}/heads/bert-masked_lm-token" "${guide_files}/bert-base-NER" SYMBOLIC)
 file(CREATE_LINK "${pretrained}/heads/bert-plain-masked" "${guide_files}/bert-base-uncased" SYMBOLIC)
 heed_test_example(NAME guide.python
@@ -104,6 +105,7 @@ rounded \\[1, 9, 199\\]
 packed, the same: true
 relevance \\[1, 1\\], embeddings \\[2, 64\\]
 labels \\[2, 3\\], guesses \\[2, 3\\]
+scores of images and texts \\[4, 2\\]
 ([0-9]+ )*
 learns: true
 the same: true")

@@ -52,6 +52,7 @@ else()
   run("${SAMPLING}" "${OUT}/sampling/generate.pt")
   run("${PRETRAINED_HEADS}" write "${OUT}/pretrained/heads")
   run("${ENCODER_DECODERS}" write "${OUT}/pretrained/encoder_decoders")
+  run("${TOWERS}" write "${OUT}/pretrained/towers")
   execute_process(COMMAND "${PYTHON}" -c "import peft" RESULT_VARIABLE no_peft OUTPUT_QUIET ERROR_QUIET)
   if(no_peft)
     file(WRITE "${OUT}/pretrained/adapters/skipped"

@@ -439,9 +439,36 @@ def vit() -> dict:
     }
 
 
+DINOV2 = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "mlp_ratio": 2,
+          "initializer_range": 0.2, "image_size": 16, "patch_size": 4, "layer_norm_eps": 1e-2}
+# Three rows and three columns of pixels fill no patch.
+SMALL_DINOV2 = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "mlp_ratio": 3,
+                "initializer_range": 0.2, "image_size": 21, "patch_size": 6, "num_channels": 1,
+                "qkv_bias": False, "layer_norm_eps": 0.05, "layerscale_value": 0.3}
+
+
+def dinov2() -> dict:
+    return {
+        "plain": hf.Dinov2Config(**DINOV2),
+        "classifier": hf.Dinov2Config(**SMALL_DINOV2, hidden_act="relu"),
+        "gated": hf.Dinov2Config(**{**DINOV2, "num_hidden_layers": 2}, use_swiglu_ffn=True,
+                                 use_mask_token=False),
+    }
+
+
+def dinov2_with_registers() -> dict:
+    return {
+        "plain": hf.Dinov2WithRegistersConfig(**DINOV2, num_register_tokens=3),
+        "gated": hf.Dinov2WithRegistersConfig(**SMALL_DINOV2, use_swiglu_ffn=True,
+                                              num_register_tokens=2),
+        "relu": hf.Dinov2WithRegistersConfig(**SMALL_DINOV2, hidden_act="relu"),
+    }
+
+
 DECODERS = [llama, mistral, qwen2, qwen3, phi3, stablelm, gpt2, gpt_neox, gemma, gemma2,
             gemma3_text, gemma3, olmo2, olmo3, starcoder2, cohere2, granite, glm4, smollm3,
             mixtral, olmoe, qwen2_moe, qwen3_moe, gpt_oss, deepseek_v2, deepseek_v3]
+IMAGE_ENCODERS = [vit, dinov2, dinov2_with_registers]
 TEXT_ENCODERS = [bert, roberta, xlm_roberta, camembert, electra, distilbert, modernbert]
 ROBERTAS = {"roberta", "xlm-roberta", "camembert"}  # which count positions from their padding on
 # Encoders that are saved with a head, as most published ones are: their tensors have a prefix.
@@ -452,6 +479,7 @@ WITH_HEAD = {
     "distilbert-masked_lm": hf.AutoModelForMaskedLM,
     "modernbert-masked_lm": hf.AutoModelForMaskedLM,
     "vit-classifier": hf.AutoModelForImageClassification,
+    "dinov2-classifier": hf.AutoModelForImageClassification,
 }
 
 
@@ -459,7 +487,7 @@ def cases() -> dict:
     """Name -> (kind, config). Names are those of a family, perhaps with hyphens, and a variant."""
     return {f"{config.model_type}-{variant}": (kind, config)
             for kind, families in (("decoder", DECODERS), ("text_encoder", TEXT_ENCODERS),
-                                   ("image_encoder", [vit]))
+                                   ("image_encoder", IMAGE_ENCODERS))
             for family in families for variant, config in family().items()}
 
 
@@ -473,9 +501,11 @@ def auto_class(name: str, kind: str) -> type:
 SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
          "num_attention_heads", "max_position_embeddings", "n_embd", "n_layer", "n_head",
          "n_positions", "dim", "hidden_dim", "n_heads", "n_layers", "pooler_output_size",
-         "num_local_experts", "num_experts", "num_experts_per_tok"}
+         "num_local_experts", "num_experts", "num_experts_per_tok", "mlp_ratio",
+         "num_register_tokens"}
 IMAGES = {"vision_config", "mm_tokens_per_image"}
-INERT = {*IMAGES, "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",
+BACKBONES = {"out_features", "out_indices", "stage_names"}
+INERT = {*IMAGES, *BACKBONES, "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id",
          "cls_token_id", "sep_token_id", "transformers_version", "architectures", "dtype",
          "model_type",
          "_sliding_window_pattern"}

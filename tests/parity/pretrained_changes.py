@@ -450,6 +450,16 @@ EVALUATED = {
         {"hidden_dropout_prob": 0.3}, {"attention_probs_dropout_prob": 0.3},
         {"encoder_stride": 8}, {"pooler_act": "relu"},
     ],
+    "dinov2-plain": [
+        *activations("hidden_act", *PLAIN), {"layer_norm_eps": 0.3}, {"num_attention_heads": 8},
+        {"hidden_dropout_prob": 0.3}, {"attention_probs_dropout_prob": 0.3},
+        {"layerscale_value": 1e-5}, {"apply_layernorm": False}, {"reshape_hidden_states": False},
+    ],
+    "dinov2_with_registers-plain": [
+        *activations("hidden_act", *PLAIN), {"layer_norm_eps": 0.3}, {"num_attention_heads": 8},
+        {"layerscale_value": 1e-5},
+    ],
+    "dinov2-gated": [{"hidden_act": "relu"}],
 }
 
 WRONG_TYPES = [{"hidden_size": "64"}, {"num_hidden_layers": 2.5}, {"num_attention_heads": [4]},
@@ -532,6 +542,10 @@ CONTRADICTIONS = {  # the weights have other shapes, or others are needed
                              {"mlp_bias": False}],
     "vit-plain": [{"image_size": 20}, {"patch_size": 8}, {"num_channels": 1},
                   {"qkv_bias": False}],
+    "dinov2-plain": [{"image_size": 20}, {"patch_size": 8}, {"num_channels": 1}, {"mlp_ratio": 3},
+                     {"qkv_bias": False}, {"use_swiglu_ffn": True}],
+    "dinov2-gated": [{"use_swiglu_ffn": False}, {"mlp_ratio": 5}],
+    "dinov2_with_registers-plain": [{"num_register_tokens": 4}, {"mlp_ratio": 3}],
     "vit-classifier": [{"qkv_bias": True}],
 }
 UNSUPPORTED = {  # that Python computes, or meant something in its older versions
@@ -619,6 +633,9 @@ UNSUPPORTED = {  # that Python computes, or meant something in its older version
                       {"position_embedding_type": "relative_key"}],
     "modernbert-plain": [{"local_attention": -8}, {"layer_types": [LOCAL, GLOBAL, LOCAL]}],
     "vit-plain": [{"patch_size": 0}, {"image_size": 17}, {"num_channels": -3}],
+    "dinov2-plain": [{"drop_path_rate": 0.1}, {"mlp_ratio": -1}, {"image_size": [16, 8]},
+                     {"layerscale_value": None}],
+    "dinov2_with_registers-plain": [{"num_register_tokens": 0}],
 }
 
 # The first case of each family, of which every field is deleted, and changed if it is harmless.

@@ -31,6 +31,8 @@ def names_of_sizes(family: str) -> tuple:
         return "dim", "n_layers", "hidden_dim", "vocab_size"
     if family == "vit":
         return "hidden_size", "num_hidden_layers", "intermediate_size"
+    if family.startswith("dinov2"):
+        return "hidden_size", "num_hidden_layers"
     if family in ("qwen2_moe", "qwen3_moe"):
         return "hidden_size", "num_hidden_layers", "moe_intermediate_size", "vocab_size"
     return "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"

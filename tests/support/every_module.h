@@ -70,6 +70,8 @@ void visit_layers(const Visit& visit) {
         kSelf);
   visit("HeadTransform", HeadTransform(HeadTransformOptions(E).dropout(0.1).norm(NormOptions(E))),
         x, kSelf);
+  visit("AttentionPooling",
+        AttentionPooling(AttentionPoolingOptions(GroupQueryAttentionOptions(E, H, G))), x, kSelf);
   visit("PositionEmbedding", PositionEmbedding(PositionEmbeddingOptions(E)), x, kSelf);
   visit("RelativePositionBias", RelativePositionBias(H), x,
         [](auto& bias, const at::Tensor& input) {
@@ -98,6 +100,7 @@ void visit_models(const Visit& visit) {
   visit("parallel",
         TransformerBlock(block_options(E, H, G).parallel(true).shared_norm(true).dropout(0.1)), x,
         kSelf);
+  visit("layer scale", TransformerBlock(block_options(E, H, G).layer_scale(0.1)), x, kSelf);
   auto local = plain;
   local.attention().window(3);
   visit("blocks that differ", Encoder(EncoderOptions({plain, local})), x, kPadded);
@@ -116,6 +119,25 @@ void visit_models(const Visit& visit) {
   visit("TextEncoder", TextEncoder(text), tokens, kPadded);
   visit("ImageEncoder", ImageEncoder(ImageEncoderOptions(8, 4, EncoderOptions(plain, 2))),
         uniform({B, 3, 8, 8}, at::kFloat), kSelf);
+  const auto pooled = [](auto& encoder, const at::Tensor& input) {
+    return encoder->forward_pooled(input);
+  };
+  visit("pooled texts",
+        TextEncoder(TextEncoderOptions(text).pooling(TextPooling::largest).projection_dim(6)),
+        tokens, pooled);
+  const auto images =
+      ImageEncoderOptions(9, 4, EncoderOptions(plain, 2)).crop(true).patch_bias(false);
+  const AttentionPoolingOptions pooling(GroupQueryAttentionOptions(E, H, G));
+  visit("pooled images",
+        ImageEncoder(ImageEncoderOptions(images)
+                         .register_num(2)
+                         .embedding_norm(true)
+                         .pooled_norm(true)
+                         .projection_dim(6)),
+        uniform({B, 3, 9, 9}, at::kFloat), pooled);
+  visit("images without a class token",
+        ImageEncoder(ImageEncoderOptions(images).class_token(false).attention_pooling(pooling)),
+        uniform({B, 3, 9, 9}, at::kFloat), pooled);
   const auto bias = RelativePositionBiasOptions(H).buckets(8).max_distance(9);
   const auto biased = EncoderOptions(plain, 2).relative_bias(bias).shared_relative_bias(false);
   visit("relative biases", Encoder(biased), x, kPadded);

@@ -25,6 +25,8 @@ bool fits(const torch::nn::Module& module, const Blueprint& blueprint) {
 Task task_of(const torch::nn::Module& module) {
   if (module.as<SequenceClassifierImpl>() != nullptr) return Task::classify_sequences;
   if (module.as<TokenClassifierImpl>() != nullptr) return Task::classify_tokens;
+  if (module.as<TextEncoderImpl>() != nullptr) return Task::encode_texts;
+  if (module.as<ImageEncoderImpl>() != nullptr) return Task::encode_images;
   return module.as<MaskedLanguageModelImpl>() != nullptr ? Task::fill_masks : Task::own;
 }
 

@@ -4,6 +4,7 @@
 #include <heed/decoder.h>
 #include <heed/differential_attention.h>
 #include <heed/feed_forward.h>
+#include <heed/image_encoder.h>
 #include <heed/latent_attention.h>
 #include <heed/mixture_of_experts.h>
 #include <heed/self_attention.h>
@@ -74,8 +75,10 @@ class Places {
     }
     if (auto* own = owner_.as<DecoderImpl>()) add_all({{"head", &own->head}});
     if (auto* own = owner_.as<TextEncoderImpl>()) {
-      add_all({{"embedding_projection", &own->embedding_projection}});
+      add_all({{"embedding_projection", &own->embedding_projection},
+               {"projection", &own->projection}});
     }
+    if (auto* own = owner_.as<ImageEncoderImpl>()) add_all({{"projection", &own->projection}});
     if (auto* own = owner_.as<HeadTransformImpl>()) add_all({{"dense", &own->dense}});
     if (auto* own = owner_.as<SequenceClassifierImpl>()) {
       add_all({{"classifier", &own->classifier}});

@@ -17,14 +17,31 @@ namespace heed::detail {
 
 namespace {
 
-const std::map<std::string, ReadFamily>& families() {
-  static const std::map<std::string, ReadFamily> families = {
+/// How a family is read: one model, or an encoder of texts and one of images.
+struct Family {
+  /* implicit */ Family(ReadFamily read, ReadFamily read_images = nullptr)
+      : read(read), read_images(read_images) {}
+
+  ReadFamily for_task(Task task) const {
+    return task == Task::encode_images && read_images != nullptr ? read_images : read;
+  }
+
+  ReadFamily read, read_images;  // the latter is null where there is one model
+};
+
+const std::map<std::string, Family>& families() {
+  static const std::map<std::string, Family> families = {
       {"bart", read_bart},
       {"bert", read_bert},
       {"camembert", read_xlm_roberta},
+      {"clip", {read_clip_text, read_clip_image}},
+      {"clip_text_model", read_clip_text_model},
+      {"clip_vision_model", read_clip_vision_model},
       {"cohere2", read_cohere2},
       {"deepseek_v2", read_deepseek_v2},
       {"deepseek_v3", read_deepseek_v3},
+      {"dinov2", read_dinov2},
+      {"dinov2_with_registers", read_dinov2_with_registers},
       {"distilbert", read_distilbert},
       {"electra", read_electra},
       {"gemma", read_gemma},
@@ -51,6 +68,9 @@ const std::map<std::string, ReadFamily>& families() {
       {"qwen3", read_qwen3},
       {"qwen3_moe", read_qwen3_moe},
       {"roberta", read_roberta},
+      {"siglip", {read_siglip_text, read_siglip_image}},
+      {"siglip_text_model", read_siglip_text_model},
+      {"siglip_vision_model", read_siglip_vision_model},
       {"smollm3", read_smollm3},
       {"stablelm", read_stablelm},
       {"starcoder2", read_starcoder2},
@@ -119,7 +139,7 @@ std::optional<std::string> family_of(const std::string& architecture) {
   return found.size() == 1 ? std::optional(found[0]) : std::nullopt;
 }
 
-ReadFamily find_family(const Config& config) {
+ReadFamily find_family(const Config& config, Task task) {
   constexpr auto kType = "model_type";
   if (!config.has(kType)) {
     const auto architecture = read_architecture(config);
@@ -130,7 +150,7 @@ ReadFamily find_family(const Config& config) {
   }
   const auto type = config.text(kType, std::nullopt);
   const auto found = families().find(type);
-  if (found != families().end()) return found->second;
+  if (found != families().end()) return found->second.for_task(task);
   if (is_mixture(type)) {
     config.refuse(kType, "is a mixture of experts of a family that is not supported");
   }
@@ -267,7 +287,7 @@ Blueprint read_blueprint(const std::string& config_path, Task task,
                          const std::optional<std::string>& model_type) {
   const Config config(config_path);
   if (model_type) config.add("model_type", *model_type);
-  auto blueprint = find_family(config)(config);
+  auto blueprint = find_family(config, task)(config);
   blueprint.architecture = read_architecture(config);
   add_head(config, task, blueprint);
   const bool is_pair = std::holds_alternative<EncoderDecoderOptions>(blueprint.options);

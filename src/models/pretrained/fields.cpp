@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace heed::detail {
 
@@ -10,7 +11,8 @@ namespace {
 
 struct NamedActivation {
   const char* name;
-  Activation plain, gated;
+  Activation plain;
+  std::optional<Activation> gated;  // none: heed has no such layer
 };
 
 // Names of transformers' ACT2FN; those of one kind differ in rounding at most.
@@ -25,12 +27,14 @@ constexpr NamedActivation kActivations[] = {
     {"gelu_python_tanh", Activation::gelu_tanh, Activation::geglu_tanh},
     {"silu", Activation::silu, Activation::swiglu},
     {"swish", Activation::silu, Activation::swiglu},
+    {"quick_gelu", Activation::gelu_sigmoid, std::nullopt},
 };
 
 const NamedActivation& find_activation(const Config& config, const std::string& field,
-                                       const std::string& wanted) {
+                                       const std::string& wanted, bool gated) {
   std::vector<const char*> names;
   for (const auto& known : kActivations) {
+    if (gated && !known.gated) continue;
     if (known.name == wanted) return known;
     names.push_back(known.name);
   }
@@ -50,12 +54,19 @@ Activation read_gated_activation(const Config& config, const std::string& name,
 }
 
 Activation activation_of(const Config& config, const std::string& field, const std::string& name) {
-  return find_activation(config, field, name).plain;
+  return find_activation(config, field, name, /*gated=*/false).plain;
 }
 
 Activation gated_activation_of(const Config& config, const std::string& field,
                                const std::string& name) {
-  return find_activation(config, field, name).gated;
+  return *find_activation(config, field, name, /*gated=*/true).gated;
+}
+
+int64_t read_side(const Config& config, const std::string& name, int64_t otherwise) {
+  if (!config.is_list(name)) return config.size(name, otherwise);
+  const auto sides = config.sizes_or_null(name).value_or(std::vector<int64_t>());
+  if (sides.size() != 2 || sides[0] != sides[1]) config.refuse(name, "must be those of a square");
+  return sides[0];
 }
 
 double read_norm_eps(const Config& config, const std::string& name, double otherwise) {

@@ -30,6 +30,9 @@ Activation gated_activation_of(const Config& config, const std::string& field,
 /// say.
 std::vector<bool> read_local_layers(const Config& config, const std::vector<bool>& otherwise);
 
+/// The side of a square: one number, or its height and its width.
+int64_t read_side(const Config& config, const std::string& name, int64_t otherwise);
+
 /// The eps of the norms; at least 0.
 double read_norm_eps(const Config& config, const std::string& name, double otherwise);
 

@@ -317,7 +317,7 @@ void remove_head(Blueprint& blueprint) {
 }
 
 void add_head(const Config& config, Task task, Blueprint& blueprint) {
-  if (task == Task::own) return;
+  if (task == Task::own || task == Task::encode_texts || task == Task::encode_images) return;
   const auto family = config.text("model_type", std::nullopt);
   if (std::holds_alternative<DecoderOptions>(blueprint.options)) {
     add_decoder_head(config, task, family, blueprint);

@@ -1,11 +1,19 @@
 #include "modules/layers/activation.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
 
 namespace heed::detail {
+
+namespace {
+
+/// The factor of gelu_sigmoid. Hendrycks and Gimpel 2016 (arXiv:1606.08415), section 2.
+constexpr double kSigmoidScale = 1.702;
+
+}  // namespace
 
 bool is_gated(Activation activation) {
   return activation == Activation::swiglu || activation == Activation::geglu ||
@@ -27,6 +35,9 @@ at::Tensor activate(Activation activation, const at::Tensor& x) {
       return at::silu(x);
     case Activation::tanh:
       return at::tanh(x);
+    case Activation::gelu_sigmoid:
+      // silu(c x) / c is x * sigmoid(c x), and keeps one tensor for the backward pass.
+      return at::silu(x * kSigmoidScale) / kSigmoidScale;
     case Activation::swiglu:
       break;
   }

@@ -71,6 +71,8 @@ std::string_view to_string(Activation activation) {
       return "silu";
     case Activation::tanh:
       return "tanh";
+    case Activation::gelu_sigmoid:
+      return "gelu_sigmoid";
     case Activation::swiglu:
       return "swiglu";
     case Activation::geglu:

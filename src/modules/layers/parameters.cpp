@@ -59,14 +59,14 @@ torch::nn::Embedding make_embedding(int64_t count, int64_t dim) {
   return embedding;
 }
 
-torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size) {
+torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size, bool bias) {
   check_memory("Conv2d", "weight", {out, channels, size, size}, at::kFloat);
-  const auto options = torch::nn::Conv2dOptions(channels, out, size).stride(size);
+  const auto options = torch::nn::Conv2dOptions(channels, out, size).stride(size).bias(bias);
   if (!UninitializedParameters::are_made()) return std::make_shared<torch::nn::Conv2dImpl>(options);
-  torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(1, 1, 1));
+  torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(1, 1, 1).bias(bias));
   convolution->options.in_channels(channels).out_channels(out).kernel_size(size).stride(size);
   convolution->weight.set_data(empty_parameter({out, channels, size, size}));
-  convolution->bias.set_data(empty_parameter({out}));
+  if (bias) convolution->bias.set_data(empty_parameter({out}));
   return convolution;
 }
 

@@ -50,7 +50,7 @@ at::Tensor empty_parameter(at::IntArrayRef sizes);
 torch::nn::Linear make_linear(int64_t in, int64_t out, bool bias);
 torch::nn::Embedding make_embedding(int64_t count, int64_t dim);
 /// Makes a convolution whose stride is the size of its kernel.
-torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size);
+torch::nn::Conv2d make_patch_embedding(int64_t channels, int64_t out, int64_t size, bool bias);
 /// Makes a convolution over three frames, with a padding of 1.
 torch::nn::Conv1d make_frame_convolution(int64_t channels, int64_t out, int64_t stride);
 /// @}

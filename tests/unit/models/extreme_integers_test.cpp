@@ -181,8 +181,20 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
   try_numbers("FrameEncoder", 2, [&](const auto& n) {
     FrameEncoder(FrameEncoderOptions(n[0], n[1], EncoderOptions(block, 1)));
   });
+  try_numbers("TextEncoder", 2, [&](const auto& n) {
+    TextEncoder(TextEncoderOptions(encoder)
+                    .pooling(TextPooling::end)
+                    .end_token(n[0])
+                    .projection_dim(n[1]));
+  });
   try_numbers("ImageEncoder", 3, [&](const auto& n) {
     ImageEncoder(ImageEncoderOptions(n[0], n[1], EncoderOptions(block, 1)).channels(n[2]));
+  });
+  try_numbers("ImageEncoder", 4, [&](const auto& n) {
+    ImageEncoder(ImageEncoderOptions(n[0], n[1], EncoderOptions(block, 1))
+                     .crop(true)
+                     .register_num(n[2])
+                     .projection_dim(n[3]));
   });
   try_numbers("GradScaler", 1,
               [](const auto& n) { GradScaler(GradScalerOptions().growth_interval(n[0])); });

@@ -120,16 +120,20 @@ TEST(NumberOptions, OfModelsTakeNoBool) {
                                             HEED_OPTION(dropout));
   expect_numbers<TokenClassifierOptions>(HEED_OPTION(num_labels), HEED_OPTION(dropout));
   expect_numbers<ImageEncoderOptions>(HEED_OPTION(image_size), HEED_OPTION(patch_size),
-                                      HEED_OPTION(channels), HEED_OPTION(dropout));
+                                      HEED_OPTION(channels), HEED_OPTION(dropout),
+                                      HEED_OPTION(register_num), HEED_OPTION(projection_dim));
+  expect_numbers<AttentionPoolingOptions>(HEED_OPTION(norm_eps));
   expect_numbers<SamplingOptions>(HEED_OPTION(temperature), HEED_OPTION(top_k), HEED_OPTION(top_p),
                                   HEED_OPTION(min_p), HEED_OPTION(repetition_penalty),
                                   HEED_OPTION(presence_penalty), HEED_OPTION(frequency_penalty),
                                   HEED_OPTION(no_repeat_ngram_size), HEED_OPTION(min_new_tokens));
   expect_numbers<TextEncoderOptions>(HEED_OPTION(vocab_size), HEED_OPTION(embedding_dim),
                                      HEED_OPTION(embedding_scale), HEED_OPTION(padding_token),
-                                     HEED_OPTION(type_vocab_size), HEED_OPTION(dropout));
+                                     HEED_OPTION(type_vocab_size), HEED_OPTION(dropout),
+                                     HEED_OPTION(end_token), HEED_OPTION(projection_dim));
   expect_numbers<TransformerBlockOptions>(HEED_OPTION(norm_eps), HEED_OPTION(residual_scale),
-                                          HEED_OPTION(dropout), HEED_OPTION(feed_forward_dropout));
+                                          HEED_OPTION(layer_scale), HEED_OPTION(dropout),
+                                          HEED_OPTION(feed_forward_dropout));
 }
 
 TEST(NumberOptions, TakeNoBoolInConstructors) {

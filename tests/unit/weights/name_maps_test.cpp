@@ -1,5 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <heed/attention.h>
 #include <heed/decoder.h>
@@ -206,6 +207,22 @@ TEST(NameMaps, ThatUnstackNameWhatDoesNotFit) {
             "name map: all -> weight: list.1.weight [6, 4] must equal list.0.weight [5, 4]");
   EXPECT_EQ(value_error([&] { NameMap().unstack("all", "list", {"weight", "x"}).invert(*module); }),
             "name map: all -> weight, x: the module holds no list.0.x");
+}
+
+TEST(NameMaps, PutDimensionsBeforeThoseOfTheFile) {
+  struct Module : torch::nn::Module {
+    Module() { register_parameter("token", at::zeros({1, 1, 4})); }
+  };
+  const Module module;
+  const NamedTensors theirs = {{"class", uniform({4}, at::kFloat)}};
+  const auto map = NameMap().unsqueeze("class", "token", 2);
+  const auto mapped = map.apply(theirs, module);
+  EXPECT_TRUE(mapped.at("token").equal(theirs.at("class").view({1, 1, 4})));
+  EXPECT_EQ(map.invert(module).at("class").sizes(), at::IntArrayRef({4}));
+  EXPECT_EQ(value_error([&] { NameMap().unsqueeze("class", "token", 3).invert(module); }),
+            "name map: class -> token: the first 3 of the dimensions of token [1, 1, 4] must be 1");
+  EXPECT_EQ(value_error([] { NameMap().unsqueeze("class", "token", 0); }),
+            "NameMap::unsqueeze: dims (0) must be at least 1");
 }
 
 TEST(NameMaps, MatchWholeComponentsAtAnyDepth) {

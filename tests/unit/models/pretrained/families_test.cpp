@@ -409,7 +409,7 @@ TEST_F(PretrainedFamily, Gemma3OfFoldersWithImages) {
   EXPECT_EQ(windows_of(options.stack()), Windows({5, kNone}));
   EXPECT_EQ(gemma.part.value().field, "text_config");
   EXPECT_EQ(gemma.part->model_type, "gemma3_text");
-  EXPECT_FALSE(gemma.part->tied_head);
+  EXPECT_EQ(gemma.part->tied_head, false);
   EXPECT_TRUE(decoder("gemma3").tied_head());
   EXPECT_EQ(decoder("gemma3").vocab_size(), 262208);
   EXPECT_FALSE(family("gemma3_text", "").part);
@@ -704,6 +704,70 @@ TEST_F(PretrainedFamily, Vit) {
   EXPECT_EQ(block.feed_forward().activation(), Activation::gelu_tanh);
   EXPECT_EQ(error("vit", R"("image_size": [32, 16],)"),
             "image_size [32,16] must be those of a square");
+}
+
+TEST_F(PretrainedFamily, Dinov2) {
+  const auto dinov2 = [&](const std::string& fields, const std::string& type = "dinov2") {
+    return std::get<ImageEncoderOptions>(family(type, fields).options);
+  };
+  const auto plain = dinov2("");
+  EXPECT_EQ(plain.patch_size(), 14);
+  EXPECT_EQ(plain.stack().block().norm_eps(), 1e-6);
+  EXPECT_EQ(plain.stack().block().layer_scale(), 1.0);
+  EXPECT_EQ(plain.stack().block().feed_forward().hidden_dim(), 3072);
+  EXPECT_EQ(plain.register_num(), 0);
+  const auto gated = dinov2(R"("use_swiglu_ffn": true, "hidden_size": 1536,)");
+  EXPECT_EQ(gated.stack().block().feed_forward().hidden_dim(), 4096);  // DINOv2 giant
+  EXPECT_EQ(gated.stack().block().feed_forward().activation(), Activation::swiglu);
+  const auto registers = dinov2("", "dinov2_with_registers");
+  EXPECT_EQ(registers.register_num(), 4);
+  EXPECT_EQ(registers.patch_size(), 16);
+  EXPECT_EQ(error("dinov2", R"("drop_path_rate": 0.1,)"),
+            "drop_path_rate 0.1 is not supported (0.0, 0)");
+  EXPECT_EQ(error("dinov2", R"("mlp_ratio": 0,)"), "mlp_ratio 0 must make a hidden size from 1");
+}
+
+TEST_F(PretrainedFamily, Clip) {
+  const auto texts = text_encoder("clip", R"("text_config": {"eos_token_id": 2},)");
+  EXPECT_EQ(texts.vocab_size(), 49408);
+  EXPECT_EQ(texts.positions()->max_length(), 77);
+  EXPECT_EQ(texts.pooling(), TextPooling::largest);
+  EXPECT_EQ(texts.projection_dim(), 512);
+  EXPECT_FALSE(texts.projection_bias());
+  EXPECT_TRUE(texts.stack().block().causal());
+  EXPECT_EQ(texts.stack().block().feed_forward().activation(), Activation::gelu_sigmoid);
+  EXPECT_EQ(text_encoder("clip", "").end_token(), 49407);
+  EXPECT_FALSE(text_encoder("clip_text_model", "").projection_dim());
+  family("clip", R"("vision_config": {"image_size": 336, "patch_size": 14}, "projection_dim": 9,)");
+  const auto images = std::get<ImageEncoderOptions>(
+      detail::read_blueprint(path_, detail::Task::encode_images).options);
+  EXPECT_EQ(images.image_size(), 336);
+  EXPECT_EQ(images.projection_dim(), 9);
+  EXPECT_EQ(images.stack().final_norm(), false);
+  EXPECT_TRUE(images.embedding_norm() && images.pooled_norm() && !images.patch_bias());
+  EXPECT_EQ(error("clip", R"("text_config": {"model_type": "bert"},)"),
+            R"(text_config.model_type "bert" is not supported ("clip_text_model"))");
+  EXPECT_EQ(error("clip", R"("text_config": {"eos_token_id": null},)"),
+            "text_config.eos_token_id null must be a whole number from 0 to 2147483647");
+}
+
+TEST_F(PretrainedFamily, Siglip) {
+  const auto texts = text_encoder("siglip", R"("text_config": {"hidden_size": 96},)");
+  EXPECT_EQ(texts.vocab_size(), 32000);
+  EXPECT_EQ(texts.pooling(), TextPooling::last);
+  EXPECT_EQ(texts.projection_dim(), 96);
+  EXPECT_TRUE(texts.projection_bias());
+  EXPECT_FALSE(texts.stack().block().causal());
+  family("siglip", R"("vision_config": {"image_size": 384, "patch_size": 14},)");
+  const auto images = std::get<ImageEncoderOptions>(
+      detail::read_blueprint(path_, detail::Task::encode_images).options);
+  EXPECT_TRUE(images.crop() && !images.class_token());
+  ASSERT_TRUE(images.attention_pooling());
+  EXPECT_EQ(images.attention_pooling()->attention().head_num(), 12);
+  EXPECT_EQ(images.attention_pooling()->norm_eps(), 1e-6);
+  EXPECT_EQ(images.attention_pooling()->feed_forward().activation(), Activation::gelu_tanh);
+  EXPECT_EQ(error("siglip", R"("text_config_dict": {},)"),
+            "text_config_dict {} is not understood; it may change the numbers");
 }
 
 }  // namespace

@@ -69,7 +69,11 @@ class PretrainedNames : public PretrainedFiles {
         {"olmo3", "olmo2()"},         {"camembert", "roberta()"},
         {"xlm-roberta", "roberta()"}, {"olmoe", "qwen3_moe()"},
         {"qwen2_moe", "qwen3_moe()"}, {"deepseek_v2", "deepseek()"},
-        {"deepseek_v3", "deepseek()"}};
+        {"deepseek_v3", "deepseek()"},
+        {"clip_text_model", "clip_text()"},
+        {"clip_vision_model", "clip_image()"},
+        {"siglip_text_model", "siglip_text()"},
+        {"siglip_vision_model", "siglip_image()"}};
     const auto found = others.find(type);
     const auto map = found == others.end() ? type + "()" : found->second;
     const auto error = value_error([&] { load_weights(model, path); });
@@ -458,6 +462,88 @@ TEST_F(PretrainedNames, OfVit) {
       "vit", kFields,
       without("vit.", {"pooler.dense.weight", "embeddings.mask_token", "classifier.weight",
                        "decoder.0.weight"}));
+}
+
+TEST_F(PretrainedNames, OfDinov2) {
+  const std::string fields = R"("hidden_size": 8, "mlp_ratio": 2, "num_hidden_layers": 2,
+      "num_attention_heads": 2, "image_size": 8, "patch_size": 4, )";
+  const Names attention = {"attention.attention.query+", "attention.attention.key+",
+                           "attention.attention.value+", "attention.output.dense+",
+                           "norm1+",                     "norm2+",
+                           "layer_scale1.lambda1!",      "layer_scale2.lambda1!"};
+  const auto layer = [&](const Names& more) {
+    auto all = attention;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto plain = layer({"mlp.fc1+", "mlp.fc2+"});
+  const auto gated = layer({"mlp.weights_in+", "mlp.weights_out+"});
+  expect_names<ImageEncoder, ImageEncoderOptions>(
+      "dinov2", fields,
+      names_of("dinov2.encoder.layer",
+               {"dinov2.embeddings.cls_token!", "dinov2.embeddings.position_embeddings!",
+                "dinov2.embeddings.patch_embeddings.projection+", "dinov2.layernorm+"},
+               plain, plain));
+  const std::string registers = "dinov2_with_registers.";
+  expect_names<ImageEncoder, ImageEncoderOptions>(
+      "dinov2_with_registers", fields,
+      names_of(registers + "encoder.layer",
+               {registers + "embeddings.cls_token!", registers + "embeddings.register_tokens!",
+                registers + "embeddings.position_embeddings!",
+                registers + "embeddings.patch_embeddings.projection+", registers + "layernorm+"},
+               plain, plain));
+  const auto swiglu = family("dinov2", fields + R"("use_swiglu_ffn": true, )");
+  const ImageEncoder model(std::get<ImageEncoderOptions>(swiglu.options));
+  const auto theirs = swiglu.names.invert(*model);
+  EXPECT_EQ(theirs.size(), 6 + 2 * (2 * 8 + 2));
+  EXPECT_EQ(theirs.at("dinov2.encoder.layer.1.mlp.weights_in.weight").size(0), 32);
+}
+
+/// Layers of CLIP and of SigLIP.
+const Names kTowerLayer = {"self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+",
+                           "self_attn.out_proj+", "layer_norm1+",    "layer_norm2+",
+                           "mlp.fc1+",            "mlp.fc2+"};
+constexpr auto kTower = R"("hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+    "num_attention_heads": 2, )";
+
+TEST_F(PretrainedNames, OfTextTowers) {
+  const std::string fields = std::string(kTower) + R"("vocab_size": 20, "eos_token_id": 2, )";
+  const Names outer = {"text_model.embeddings.token_embedding",
+                       "text_model.embeddings.position_embedding", "text_model.final_layer_norm+"};
+  auto projected = outer, headed = outer;
+  projected.emplace_back("text_projection");
+  headed.emplace_back("text_model.head+");
+  const std::string layers = "text_model.encoder.layers";
+  expect_text_encoder_names("clip_text_model", fields,
+                            names_of(layers, outer, kTowerLayer, kTowerLayer));
+  expect_text_encoder_names("clip_text_model",
+                            R"("architectures": ["CLIPTextModelWithProjection"], )" + fields,
+                            names_of(layers, projected, kTowerLayer, kTowerLayer));
+  expect_text_encoder_names("siglip_text_model", fields,
+                            names_of(layers, headed, kTowerLayer, kTowerLayer));
+}
+
+TEST_F(PretrainedNames, OfImageTowers) {
+  const std::string fields = std::string(kTower) + R"("image_size": 8, "patch_size": 4, )";
+  const std::string layers = "vision_model.encoder.layers";
+  expect_names<ImageEncoder, ImageEncoderOptions>(
+      "clip_vision_model", R"("architectures": ["CLIPVisionModelWithProjection"], )" + fields,
+      names_of(layers,
+               {"vision_model.embeddings.class_embedding!",
+                "vision_model.embeddings.position_embedding",
+                "vision_model.embeddings.patch_embedding", "vision_model.pre_layrnorm+",
+                "vision_model.post_layernorm+", "visual_projection"},
+               kTowerLayer, kTowerLayer));
+  const std::string head = "vision_model.head.";
+  expect_names<ImageEncoder, ImageEncoderOptions>(
+      "siglip_vision_model", fields,
+      names_of(layers,
+               {"vision_model.embeddings.position_embedding",
+                "vision_model.embeddings.patch_embedding+", "vision_model.post_layernorm+",
+                head + "probe!", head + "attention.in_proj_weight!",
+                head + "attention.in_proj_bias!", head + "attention.out_proj+",
+                head + "layernorm+", head + "mlp.fc1+", head + "mlp.fc2+"},
+               kTowerLayer, kTowerLayer));
 }
 
 }  // namespace

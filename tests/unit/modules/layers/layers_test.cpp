@@ -11,6 +11,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
@@ -178,6 +179,8 @@ TEST(FeedForward, IsItsDefinition) {
       {Activation::gelu_tanh, false, [](const at::Tensor& t) { return at::gelu(t, "tanh"); }},
       {Activation::silu, false, [](const at::Tensor& t) { return at::silu(t); }},
       {Activation::tanh, false, [](const at::Tensor& t) { return at::tanh(t); }},
+      {Activation::gelu_sigmoid, false,
+       [](const at::Tensor& t) { return t * at::sigmoid(1.702 * t); }},
       {Activation::swiglu, true, [](const at::Tensor& t) { return at::silu(t); }},
       {Activation::geglu, true, [](const at::Tensor& t) { return at::gelu(t); }},
       {Activation::geglu_tanh, true, [](const at::Tensor& t) { return at::gelu(t, "tanh"); }},
