@@ -26,6 +26,12 @@ Autocast::~Autocast() {
 
 namespace detail {
 
+at::Tensor cast_for_product(const at::Tensor& tensor) {
+  const auto device = tensor.device().type();
+  if (!is_autocast(tensor) || !at::autocast::is_eligible(tensor, device)) return tensor;
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
+}
+
 AutocastCall::AutocastCall(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const AttendOptions& options)
     : query(query), key(key), value(value), options(options) {
