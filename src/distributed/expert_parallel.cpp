@@ -27,21 +27,17 @@ namespace {
 
 constexpr auto kParallelizeExperts = "parallelize_experts";
 
-/// How many layers have each parameter.
-using Owners = std::unordered_map<const at::TensorImpl*, int64_t>;
+/// How many names each parameter has.
+using NameCounts = std::unordered_map<const at::TensorImpl*, int64_t>;
 
-Owners owners_of(const std::vector<detail::Submodule>& submodules) {
-  Owners owners;
-  for (const auto& submodule : submodules) {
-    for (const auto& parameter : submodule.module->parameters(/*recurse=*/false)) {
-      ++owners[parameter.unsafeGetTensorImpl()];
-    }
-  }
-  return owners;
+NameCounts count_names(const torch::nn::Module& module) {
+  NameCounts counts;
+  for (const auto& parameter : module.parameters()) ++counts[parameter.unsafeGetTensorImpl()];
+  return counts;
 }
 
 void check_experts(const std::string& name, const MixtureOfExpertsImpl& mixture,
-                   const Owners& owners, const ProcessGroup& group) {
+                   const NameCounts& names, const ProcessGroup& group) {
   const auto function = name.empty() ? std::string(kParallelizeExperts)
                                      : fmt::format("{}: {}", kParallelizeExperts, name);
   detail::even_shard(function.c_str(), "expert_num", mixture.options.expert_num(), 0, group);
@@ -54,7 +50,7 @@ void check_experts(const std::string& name, const MixtureOfExpertsImpl& mixture,
                  function);
     }
     for (const auto& parameter : expert->parameters()) {
-      HEED_CHECK(owners.at(parameter.unsafeGetTensorImpl()) == 1,
+      HEED_CHECK(names.at(parameter.unsafeGetTensorImpl()) == 1,
                  "{}: parameters of experts must not be those of another layer too", function);
     }
   }
@@ -72,9 +68,9 @@ void split_experts(MixtureOfExpertsImpl& mixture, const ProcessGroup& group, int
 int64_t draw_id(const ProcessGroup& group) {
   std::random_device random;
   const auto drawn = (static_cast<uint64_t>(random()) << 32U) | random();
-  auto id = at::full({1}, static_cast<int64_t>(drawn), at::kLong);
-  detail::broadcast(group, fmt::format("{}: a name of the group", kParallelizeExperts), id);
-  return id.item<int64_t>();
+  const auto own = at::full({1}, static_cast<int64_t>(drawn), at::kLong);
+  const auto operation = fmt::format("{}: a name of the group", kParallelizeExperts);
+  return detail::all_gather(group, operation, own).front().item<int64_t>();
 }
 
 /// Calls `sums`, which must have as many experts in all processes.
@@ -106,12 +102,12 @@ void parallelize_experts(torch::nn::Module& module, const ProcessGroup& group) {
   HEED_CHECK(shards_of(module).empty(), "{}: module must not be split already",
              kParallelizeExperts);
   const auto submodules = detail::submodules_of(module);
-  const auto owners = owners_of(submodules);
+  const auto names = count_names(module);
   std::vector<MixtureOfExpertsImpl*> mixtures;
   for (const auto& submodule : submodules) {
     auto* mixture = dynamic_cast<MixtureOfExpertsImpl*>(submodule.module);
     if (mixture == nullptr) continue;
-    check_experts(submodule.name, *mixture, owners, group);
+    check_experts(submodule.name, *mixture, names, group);
     mixtures.push_back(mixture);
   }
   HEED_CHECK(!mixtures.empty(), "{}: module must be or contain a MixtureOfExperts",

@@ -35,13 +35,6 @@ FeedForwardImpl& expert_of(const torch::nn::ModuleList& experts, size_t i) {
   return *experts.ptr()->ptr<FeedForwardImpl>(i);
 }
 
-/// Draws the numbers of another process's expert, so that those of the next are what one process
-/// would draw.
-void draw_in_vain(const FeedForwardOptions& options, const at::Tensor& like) {
-  const detail::UninitializedParameters uninitialized(like.options());
-  FeedForward(options)->reset_parameters();
-}
-
 /// The sums of the outputs of experts that several processes have. `choose` sets rows and routing.
 template <typename Choose>
 at::Tensor run_shared(const detail::ExpertSharing& sharing, const torch::nn::ModuleList& experts,
@@ -128,14 +121,7 @@ void MixtureOfExpertsImpl::reset() {
 
 void MixtureOfExpertsImpl::reset_parameters() {
   detail::reset_parameters(router);
-  const auto* sharing = detail::sharing_of(experts);
-  for (size_t i = 0; i < experts->size(); ++i) {
-    if (detail::has_expert(sharing, i)) {
-      expert_of(experts, i).reset_parameters();
-    } else {
-      draw_in_vain(options.expert(), expert_of(experts, i).fc_in->weight);
-    }
-  }
+  for (size_t i = 0; i < experts->size(); ++i) expert_of(experts, i).reset_parameters();
   if (shared) shared->reset_parameters();
   if (fc_shared_gate) detail::reset_parameters(fc_shared_gate);
   if (choice_bias.defined()) choice_bias.zero_();

@@ -1,7 +1,6 @@
 #include <ATen/ops/cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <heed/adapters.h>
 #include <heed/autocast.h>
 #include <heed/clip_grad_norm.h>
 #include <heed/decoder.h>
@@ -19,6 +18,8 @@
 #include <torch/utils.h>
 
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -208,6 +209,26 @@ Decoder make_decoder() {
   return made<Decoder>([] { return Decoder(decoder_options()); });
 }
 
+/// One exchange of numbers of rows, and one of rows to the experts and of rows back.
+TEST(ExpertParallel, ExchangesRowsFourTimes) {
+  in_processes(2, [](const ProcessGroup& gloo) {
+    Counted counted;
+    const auto group = counting_group(gloo, counted);
+    auto layer = made<MixtureOfExperts>([] { return MixtureOfExperts(small_options()); });
+    parallelize_experts(*layer, group);
+    counted = {};
+    const auto y = layer->forward(random_input({5, E}));
+    const int64_t notices = 2 * (N / 2 + 5) * 8, rows = 2 * 5 * 2 * E * 8;  // of both processes
+    EXPECT_EQ(counted.operations["all_to_all"], 3);
+    EXPECT_EQ(sum_over_processes(torch::tensor(counted.bytes["all_to_all"]), gloo).item<int64_t>(),
+              2 * notices + 2 * rows);
+    counted = {};
+    y.sum().backward();
+    // x needs no gradient in any process, so only the outputs' goes to the experts.
+    EXPECT_EQ(counted.operations, (std::map<std::string, int64_t>{{"all_to_all", 1}}));
+  });
+}
+
 /// The losses of all routings, for one process and for several.
 at::Tensor routing_losses(const std::vector<ExpertRouting>& routings, const ProcessGroup& group) {
   if (!group) return 0.1 * load_balancing_loss(routings) + 0.01 * router_z_loss(routings);
@@ -319,22 +340,26 @@ TEST_F(ExpertParallelFiles, AreThoseOfOneProcess) {
   });
 }
 
+template <typename Module>
+void expect_same_draws(const ProcessGroup& group, const std::function<Module()>& make) {
+  auto whole = made(make, at::kFloat), parts = made(make, at::kFloat);
+  parallelize_experts(*parts, group);
+  for (auto* module : {&whole, &parts}) {
+    torch::manual_seed(moved(5));
+    (*module)->reset_parameters();
+  }
+  const auto shards = distributed::shards_of(*parts);
+  const auto parameters = parts->named_parameters();
+  for (const auto& item : whole->named_parameters()) {
+    EXPECT_TRUE(parameters[item.key()].equal(part_of(item.value(), item.key(), shards)))
+        << item.key();
+  }
+}
+
 TEST(ExpertParallel, DrawsThePartsOfWhatOneProcessDraws) {
   in_processes(2, [](const ProcessGroup& group) {
-    MixtureOfExperts whole(small_options()), parts = made<MixtureOfExperts>([] {
-      return MixtureOfExperts(small_options());
-    }, at::kFloat);
-    parallelize_experts(*parts, group);
-    torch::manual_seed(moved(5));
-    whole->reset_parameters();
-    torch::manual_seed(moved(5));
-    parts->reset_parameters();
-    const auto shards = distributed::shards_of(*parts);
-    const auto parameters = parts->named_parameters();
-    for (const auto& item : whole->named_parameters()) {
-      EXPECT_TRUE(parameters[item.key()].equal(part_of(item.value(), item.key(), shards)))
-          << item.key();
-    }
+    expect_same_draws<MixtureOfExperts>(group, [] { return MixtureOfExperts(small_options()); });
+    expect_same_draws<Decoder>(group, [] { return Decoder(decoder_options()); });
   });
 }
 
@@ -395,6 +420,8 @@ TEST(ExpertParallel, ErrorsNameWhatCannotBeSplit) {
     tied->experts->ptr<FeedForwardImpl>(1)->fc_in =
         tied->experts->ptr<FeedForwardImpl>(1)->replace_module(
             "fc_in", tied->experts->ptr<FeedForwardImpl>(0)->fc_in.ptr());
+    EXPECT_EQ(refusal(*tied),
+              "parallelize_experts: parameters of experts must not be those of another layer too");
     torch::manual_seed(group->getRank());
     EXPECT_THAT(refusal(*MixtureOfExperts(small_options())),
                 testing::StartsWith("parallelize_experts: module of rank 1 ("));
