@@ -82,18 +82,6 @@ void check_module(const torch::nn::Module* module, const DataParallelOptions& op
   }
 }
 
-/// Throws if experts are not split among the processes of `group`.
-void check_experts_group(const torch::nn::Module& module, const ProcessGroup& group) {
-  for (const auto& [name, experts] : detail::sharded_experts_of(module)) {
-    const auto& own = experts->group();
-    HEED_CHECK(own->getSize() == group->getSize() && own->getRank() == group->getRank(),
-               "{}: {} must be split among the processes of group: they are split among {}, of "
-               "which this process is {}; group has {}, of which it is {}",
-               kDataParallel, name, own->getSize(), own->getRank(), group->getSize(),
-               group->getRank());
-  }
-}
-
 std::string describe(const torch::nn::Module& module) {
   std::string text;
   for (const auto& [name, experts] : detail::sharded_experts_of(module)) {
@@ -244,7 +232,7 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGro
   HEED_CHECK(group_, "{}: group must not be null", kDataParallel);
   detail::check_everywhere(group_, kDataParallel, [&] {
     check_module(module_.get(), options);
-    check_experts_group(*module_, group_);
+    detail::check_experts_group(kDataParallel, *module_, group_);
   });
   detail::check_same(group_, kDataParallel, "option", describe(options));
   detail::check_same(group_, kDataParallel, "module", describe(*module_));

@@ -66,7 +66,8 @@ void save(AutogradContext* context, const ExpertExchangePtr& exchange) {
 /// The exchange of the gradients.
 ExpertExchangePtr of_gradients(const AutogradContext* context) {
   const auto capsule = context->saved_data.at("exchange").toCapsule();
-  const auto own = c10::make_intrusive<ExpertExchange>(static_cast<const ExpertExchange&>(*capsule));
+  const auto& exchange = static_cast<const ExpertExchange&>(*capsule);
+  const auto own = c10::make_intrusive<ExpertExchange>(exchange);
   own->function = "gradient of " + own->function;
   own->average = false;
   own->records_rows = own->records_outputs = at::GradMode::is_enabled();

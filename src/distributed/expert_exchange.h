@@ -10,9 +10,9 @@
 
 /// Rows on their way to the processes that have their experts, and back:
 ///
-///   dispatch:  rows, by expert            -> the rows of each own expert, by the process they come from
+///   dispatch:  rows, by expert  -> the rows of each own expert, by the process they come from
 ///     backward: combine
-///   combine:   outputs of the own experts -> rows, as they were dispatched
+///   combine:   the experts' outputs  -> rows, as they were dispatched
 ///     backward: dispatch
 ///
 /// Each is one all-to-all, in which each process sends and receives as many rows as there are.
@@ -22,9 +22,9 @@ namespace heed::distributed::detail {
 /// Which rows go where in one call of a mixture.
 struct ExpertExchange : torch::CustomClassHolder {
   ProcessGroup group;
-  std::string function;                      ///< begins the names of operations
-  std::vector<int64_t> sent;                 ///< [P]: this process's rows for each process
-  std::vector<std::vector<int64_t>> arrived; ///< [P][n]: each process's rows for the own experts
+  std::string function;                       ///< begins the names of operations
+  std::vector<int64_t> sent;                  ///< [P]: this process's rows for each process
+  std::vector<std::vector<int64_t>> arrived;  ///< [P][n]: each process's rows for the own experts
   /// Whether the gradients of the experts' parameters are averages over the processes instead of
   /// sums. Those of the rows stay the same.
   bool average = false;

@@ -45,9 +45,10 @@ void check_experts(const std::string& name, const MixtureOfExpertsImpl& mixture,
     HEED_CHECK(typeid(*expert) == typeid(FeedForwardImpl),
                "{}: experts must be FeedForward layers of heed's own", function);
     for (const auto& layer : expert->modules()) {
-      HEED_CHECK(dynamic_cast<const LinearStandIn*>(layer.get()) == nullptr,
-                 "{}: experts must not have a layer in a Linear's place, such as one with an adapter",
-                 function);
+      HEED_CHECK(
+          dynamic_cast<const LinearStandIn*>(layer.get()) == nullptr,
+          "{}: experts must not have a layer in a Linear's place, such as one with an adapter",
+          function);
     }
     for (const auto& parameter : expert->parameters()) {
       HEED_CHECK(names.at(parameter.unsafeGetTensorImpl()) == 1,

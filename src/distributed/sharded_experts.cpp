@@ -157,6 +157,17 @@ std::vector<NamedExperts> sharded_experts_of(const torch::nn::Module& module) {
   return found;
 }
 
+void check_experts_group(const char* function, const torch::nn::Module& module,
+                         const ProcessGroup& group) {
+  for (const auto& [name, experts] : sharded_experts_of(module)) {
+    const auto& own = experts->group();
+    HEED_CHECK(own->getSize() == group->getSize() && own->getRank() == group->getRank(),
+               "{}: {} must be split among the processes of group: they are split among {}, of "
+               "which this process is {}; group has {}, of which it is {}",
+               function, name, own->getSize(), own->getRank(), group->getSize(), group->getRank());
+  }
+}
+
 std::unordered_set<const at::TensorImpl*> expert_parameters(const torch::nn::Module& module) {
   std::unordered_set<const at::TensorImpl*> all;
   for (const auto& [name, experts] : sharded_experts_of(module)) {

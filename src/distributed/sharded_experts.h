@@ -57,6 +57,11 @@ struct NamedExperts {
 };
 std::vector<NamedExperts> sharded_experts_of(const torch::nn::Module& module);
 
+/// Throws if such experts are split among other processes than those of `group`, as far as sizes
+/// and ranks tell.
+void check_experts_group(const char* function, const torch::nn::Module& module,
+                         const ProcessGroup& group);
+
 /// The parameters of such experts.
 std::unordered_set<const at::TensorImpl*> expert_parameters(const torch::nn::Module& module);
 

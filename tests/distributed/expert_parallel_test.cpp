@@ -278,6 +278,22 @@ TEST(ExpertParallel, TrainsWithDataParallel) {
   }
 }
 
+TEST(ExpertParallel, LossesLeaveOutMaskedRows) {
+  in_processes(3, [](const ProcessGroup& group) {
+    const auto layer = made<MixtureOfExperts>([] { return MixtureOfExperts(small_options()); });
+    const auto counts = uneven(3);
+    const auto x = random_input({16, E});
+    const auto mask = random_input({16}, /*seed=*/5).gt(0);
+    const auto rank = group->getRank();
+    const auto own_mask = own_part(mask, counts, rank);
+    const auto all = layer->route(x), own = layer->route(own_part(x, counts, rank));
+    expect_close(distributed::load_balancing_loss({own}, group, own_mask),
+                 load_balancing_loss({all}, mask), "balance");
+    expect_close(distributed::router_z_loss({own, own}, group, own_mask),
+                 router_z_loss({all, all}, mask), "z");
+  });
+}
+
 /// The state of the shared parameters is split, that of experts is where they are.
 TEST(ExpertParallel, GoesWithZeroRedundancyOptimizerOfTheRest) {
   in_processes(2, [](const ProcessGroup& group) {
@@ -471,8 +487,8 @@ TEST(ExpertParallel, ErrorsOfAnExpertEndAllProcesses) {
     layer->forward(random_input({6, E}));
   });
   EXPECT_THAT(ended[1].output, testing::HasSubstr("FeedForward: x dtype (Double)"));
-  EXPECT_THAT(ended[0].output,
-              testing::StartsWith("MixtureOfExperts: rows from experts failed in process 0 of 2: "));
+  EXPECT_THAT(ended[0].output, testing::StartsWith("MixtureOfExperts: rows from experts failed in "
+                                                   "process 0 of 2: "));
   for (const auto& process : ended) EXPECT_LT(process.seconds, kSoon);
 }
 
