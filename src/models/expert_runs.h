@@ -11,8 +11,8 @@ namespace heed::detail {
 
 /// Runs experts, each a FeedForward, on their rows [rows, E]: as many as there are inputs, from the
 /// `first` on. Returns an output for each, as `forward` would with its derivatives. An
-/// expert without rows runs only if autograd records its weights: then their gradients are 0 instead
-/// of undefined.
+/// expert without rows runs only if autograd records its weights: then their gradients are 0
+/// instead of undefined.
 std::vector<at::Tensor> run_experts(const torch::nn::ModuleList& experts,
                                     const std::vector<at::Tensor>& inputs, size_t first = 0);
 
