@@ -20,6 +20,8 @@ add_library(heed_distributed
   src/distributed/collectives.cpp
   src/distributed/data_parallel.cpp
   src/distributed/differentiable.cpp
+  src/distributed/expert_exchange.cpp
+  src/distributed/expert_parallel.cpp
   src/distributed/launch_environment.cpp
   src/distributed/mesh.cpp
   src/distributed/named_group.cpp
@@ -31,10 +33,12 @@ add_library(heed_distributed
   src/distributed/sequence_call.cpp
   src/distributed/sequence_shards.cpp
   src/distributed/shard_sequence.cpp
+  src/distributed/sharded_experts.cpp
   src/distributed/sharded_grad_scaler.cpp
   src/distributed/sharded_weights.cpp
   src/distributed/share_exchange.cpp
   src/distributed/share_sequence.cpp
+  src/distributed/split_modules.cpp
   src/distributed/ulysses_attend.cpp
   src/distributed/vocab_parallel.cpp
   src/distributed/zero_redundancy_optimizer.cpp)

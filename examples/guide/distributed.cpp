@@ -205,6 +205,28 @@ void share_sequence(const ProcessGroup& group, const heed::DecoderOptions& optio
   print(group, fmt::format("shared sequence: {} of 16 tokens", scores.size(1)));
 }
 
+void expert_parallel(const ProcessGroup& group, heed::DecoderOptions options) {
+  auto expert = heed::FeedForwardOptions(/*emb_dim=*/32).hidden_dim(48);
+  options.stack().block().feed_forward(
+      heed::MixtureOfExpertsOptions(expert, /*expert_num=*/8, /*top_k=*/2));
+  torch::manual_seed(7);  // the same in all processes
+  heed::Decoder model(options);
+  heed::distributed::parallelize_experts(*model, group);
+  heed::distributed::DataParallel parallel(model, group);
+  heed::FusedAdamW optimizer(model->parameters(), 1e-3);
+  auto own_tokens = torch::randint(100, {2, 10}), own_targets = torch::randint(100, {2, 10});
+  heed::RoutingRecord record;
+  auto loss = parallel.forward([&] {
+    return model->loss(own_tokens, own_targets) +
+           0.01 * heed::distributed::load_balancing_loss(record.routings(), group);
+  });
+  loss.backward();
+  heed::distributed::clip_grad_norm_(*model, /*max_norm=*/1.0, group);
+  optimizer.step();
+  const auto router = model->named_parameters()["stack.blocks.0.feed_forward.router.weight"];
+  print(group, fmt::format("expert parallel: the same router {}", is_same(group, router.sum())));
+}
+
 void mesh(const ProcessGroup& group, const heed::DecoderOptions& options) {
   torch::manual_seed(6);
   heed::Decoder model(options);
@@ -255,6 +277,7 @@ int main() {
     sharded_weights(group, options);
     context_parallel(group);
     share_sequence(group, options);
+    expert_parallel(group, options);
     mesh(group, options);
     all_together(group, options);
     group->barrier()->wait();

@@ -5,6 +5,7 @@
 
 #include <heed/distributed/context_parallel.h>
 #include <heed/distributed/data_parallel.h>
+#include <heed/distributed/expert_parallel.h>
 #include <heed/distributed/mesh.h>
 #include <heed/distributed/parallel_linear.h>
 #include <heed/distributed/parallelize.h>

@@ -30,6 +30,12 @@ bool is_converted_by_autocast(const at::Tensor& tensor) {
   return is_autocast(tensor) && at::autocast::is_eligible(tensor, tensor.device().type());
 }
 
+at::Tensor cast_for_product(const at::Tensor& tensor) {
+  if (!is_converted_by_autocast(tensor)) return tensor;
+  const auto device = tensor.device().type();
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
+}
+
 AutocastCall::AutocastCall(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const AttendOptions& options)
     : query(query), key(key), value(value), options(options) {

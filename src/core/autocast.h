@@ -16,6 +16,9 @@ inline bool is_autocast(const at::Tensor& tensor) {
 /// Whether autocast is on for the device of `tensor`, and converts it.
 bool is_converted_by_autocast(const at::Tensor& tensor);
 
+/// `tensor` as autocast converts the input of a matrix product; itself where autocast is off.
+at::Tensor cast_for_product(const at::Tensor& tensor);
+
 /// The tensors of a call of attention, converted as autocast converts those of
 /// at::scaled_dot_product_attention; a call in float64 is left as it is. Gradients pass through.
 struct AutocastCall {

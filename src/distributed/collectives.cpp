@@ -12,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <numeric>
 #include <utility>
 
 namespace heed::distributed::detail {
@@ -101,6 +102,20 @@ void reduce(const ProcessGroup& group, const std::string& operation, at::Tensor 
     c10d::AllreduceOptions options;
     options.reduceOp = kind;
     group->allreduce(tensors, options)->wait();
+  });
+}
+
+/// Exchanges parts of dim 0: equal ones if no sizes are given.
+void exchange_into(at::Tensor output, const ProcessGroup& group, const std::string& operation,
+                   const at::Tensor& tensor, std::vector<int64_t> send,
+                   std::vector<int64_t> receive) {
+  auto input = tensor.detach();
+  run_named(*group, operation, [&] {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+    group->all_to_all_single(output, input, receive, send)->wait();
+#else
+    group->alltoall_base(output, input, receive, send)->wait();
+#endif
   });
 }
 
@@ -256,15 +271,20 @@ std::vector<at::Tensor> all_gather(const ProcessGroup& group, const std::string&
 
 at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
                     const at::Tensor& tensor) {
-  auto input = tensor.detach(), output = at::empty_like(input);
-  std::vector<int64_t> even;
-  run_named(*group, operation, [&] {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-    group->all_to_all_single(output, input, even, even)->wait();
-#else
-    group->alltoall_base(output, input, even, even)->wait();
-#endif
-  });
+  auto output = at::empty_like(tensor);
+  exchange_into(output, group, operation, tensor, {}, {});
+  return output;
+}
+
+at::Tensor exchange_rows(const ProcessGroup& group, const std::string& operation,
+                         const at::Tensor& tensor, const std::vector<int64_t>& send,
+                         const std::vector<int64_t>& receive) {
+  auto sizes = tensor.sizes().vec();
+  sizes[0] = std::accumulate(receive.begin(), receive.end(), int64_t{0});
+  auto output = at::empty(sizes, tensor.options().requires_grad(false));
+  // Gloo knows only some dtypes, but bytes.
+  exchange_into(output.view(at::kByte), group, operation, tensor.detach().view(at::kByte), send,
+                receive);
   return output;
 }
 

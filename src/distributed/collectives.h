@@ -89,6 +89,13 @@ std::vector<at::Tensor> all_gather(const ProcessGroup& group, const std::string&
 at::Tensor exchange(const ProcessGroup& group, const std::string& operation,
                     const at::Tensor& tensor);
 
+/// Sends rows of the contiguous tensor [rows, ...]: the first send[0] to process 0, the next
+/// send[1] to process 1, and so on. Returns the rows that come from the processes in the same way,
+/// receive[i] from process i.
+at::Tensor exchange_rows(const ProcessGroup& group, const std::string& operation,
+                         const at::Tensor& tensor, const std::vector<int64_t>& send,
+                         const std::vector<int64_t>& receive);
+
 /// The texts of all processes, in the order of their ranks.
 std::vector<std::string> all_gather(const ProcessGroup& group, const std::string& operation,
                                     const std::string& text);

@@ -24,6 +24,7 @@
 #include "core/seen_tensors.h"
 #include "distributed/collectives.h"
 #include "distributed/named_group.h"
+#include "distributed/sharded_experts.h"
 
 namespace heed::distributed {
 
@@ -40,13 +41,16 @@ using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
 /// Optimizer::zero_grad detaches gradients in place, which views do not allow.
 using WithoutViews = at::AutoDispatchBelowADInplaceOrView;
 
-/// The parameters that require grad, each once, although modules may share them.
+/// The parameters that require grad, each once, although modules may share them. Those of experts
+/// that `parallelize_experts` has split have the gradients of all processes already.
 Parameters reduced_parameters(const torch::nn::Module& module) {
+  const auto of_experts = detail::expert_parameters(module);
   Parameters parameters;
   heed::detail::SeenTensors seen;
   for (const auto& item : module.named_parameters()) {
     const auto& parameter = item.value();
-    if (parameter.requires_grad() && seen.add(parameter)) {
+    const bool is_own = of_experts.count(parameter.unsafeGetTensorImpl()) > 0;
+    if (parameter.requires_grad() && !is_own && seen.add(parameter)) {
       parameters.emplace_back(item.key(), parameter);
     }
   }
@@ -80,7 +84,13 @@ void check_module(const torch::nn::Module* module, const DataParallelOptions& op
 
 std::string describe(const torch::nn::Module& module) {
   std::string text;
+  for (const auto& [name, experts] : detail::sharded_experts_of(module)) {
+    text += fmt::format("{}: split among processes {:x}\n", name,
+                        static_cast<uint64_t>(experts->id()));
+  }
+  const auto of_experts = detail::expert_parameters(module);
   for (const auto& item : module.named_parameters()) {
+    if (of_experts.count(item.value().unsafeGetTensorImpl()) > 0) continue;
     text += fmt::format("parameter {}: {}{}\n", item.key(), detail::describe(item.value()),
                         item.value().requires_grad() ? ", requires grad" : "");
   }
@@ -107,9 +117,11 @@ void copy_from(int64_t root, const torch::nn::Module& module, const ProcessGroup
   std::vector<std::vector<at::Tensor>> tensors_of(static_cast<size_t>(root + 1));
   auto& tensors = tensors_of.back();
   heed::detail::SeenTensors seen;
+  const auto of_experts = detail::expert_parameters(module);
   for (const auto& all : {module.parameters(), module.buffers()}) {
     for (const auto& tensor : all) {
-      if (tensor.defined() && seen.add(tensor)) tensors.push_back(tensor);
+      if (!tensor.defined() || of_experts.count(tensor.unsafeGetTensorImpl()) > 0) continue;
+      if (seen.add(tensor)) tensors.push_back(tensor);
     }
   }
   detail::broadcast_all(group, "broadcast of parameters and buffers", tensors_of);
@@ -218,7 +230,10 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGro
                            const DataParallelOptions& options)
     : module_(std::move(module)), group_(std::move(group)), options_(options) {
   HEED_CHECK(group_, "{}: group must not be null", kDataParallel);
-  detail::check_everywhere(group_, kDataParallel, [&] { check_module(module_.get(), options); });
+  detail::check_everywhere(group_, kDataParallel, [&] {
+    check_module(module_.get(), options);
+    detail::check_experts_group(kDataParallel, *module_, group_);
+  });
   detail::check_same(group_, kDataParallel, "option", describe(options));
   detail::check_same(group_, kDataParallel, "module", describe(*module_));
   copy_from(0, *module_, group_);
@@ -227,9 +242,17 @@ DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ProcessGro
   logger_ = std::make_shared<c10d::Logger>(reducer_);
   reducer_->set_logger(logger_);
   watch(parameters);
+  for (const auto& each : detail::sharded_experts_of(*module_)) {
+    each.experts->average_gradients(true);
+  }
 }
 
-DataParallel::~DataParallel() { passes_->sync = nullptr; }
+DataParallel::~DataParallel() {
+  passes_->sync = nullptr;
+  for (const auto& each : detail::sharded_experts_of(*module_)) {
+    each.experts->average_gradients(false);
+  }
+}
 
 void DataParallel::watch(const Parameters& parameters) {
   passes_ = std::make_shared<Passes>(Passes{&sync_});
@@ -372,6 +395,10 @@ void DataParallel::join(const std::function<void()>& train, const JoinOptions& o
   HEED_CHECK(join_ == nullptr, "{}: must not be called within join", kJoin);
   detail::check_same(group_, kJoin, "option", [&] {
     HEED_CHECK(train, "{}: train must not be empty", kJoin);
+    HEED_CHECK(detail::sharded_experts_of(*module_).empty(),
+               "{}: module must not have experts that parallelize_experts has split: those of a "
+               "process without batches would answer nobody",
+               kJoin);
     return describe(options);
   });
   join_ = &options;

@@ -114,6 +114,11 @@ at::Tensor sum_parts(const at::Tensor& x, const ProcessGroup& group, const std::
   return Pair<summed, same>::apply(x, make_call(group, operation));
 }
 
+at::Tensor sum_for_losses(const at::Tensor& x, const ProcessGroup& group,
+                          const std::string& operation) {
+  return Pair<summed, summed>::apply(x, make_call(group, operation));
+}
+
 at::Tensor sum_gradient(const at::Tensor& x, const ProcessGroup& group,
                         const std::string& operation) {
   return Pair<same, summed>::apply(x, make_call(group, operation));

@@ -20,6 +20,11 @@ namespace heed::distributed::detail {
 /// Partial to replicated: the sum. The gradient passes unchanged.
 at::Tensor sum_parts(const at::Tensor& x, const ProcessGroup& group, const std::string& operation);
 
+/// Partial to replicated: the sum. The gradient is that of the sum of all processes' losses, in
+/// which each may use the result in its own way.
+at::Tensor sum_for_losses(const at::Tensor& x, const ProcessGroup& group,
+                          const std::string& operation);
+
 /// Returns replicated x unchanged; its gradient is partial, and summed.
 at::Tensor sum_gradient(const at::Tensor& x, const ProcessGroup& group,
                         const std::string& operation);

@@ -12,7 +12,6 @@
 
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "distributed/collectives.h"
 #include "distributed/differentiable.h"
 #include "distributed/even_shard.h"
+#include "distributed/split_modules.h"
 #include "distributed/vocab_parallel_embedding.h"
 #include "modules/attentions/head_names.h"
 
@@ -28,6 +28,7 @@ namespace heed::distributed {
 
 namespace {
 
+using detail::Submodule;
 using heed::detail::HeadNames;
 
 constexpr auto kParallelize = "parallelize";
@@ -53,51 +54,6 @@ class SummedNormImpl : public NormImpl {
 /// Turns a shard of heads into one of numbers, of which each head has `size`.
 TensorShard times(const TensorShard& heads, int64_t size, int64_t dim = 0) {
   return {dim, heads.first * size, heads.size * size, heads.whole * size};
-}
-
-struct Submodule {
-  std::string name;
-  torch::nn::Module* module;
-  std::shared_ptr<torch::nn::Module> owner;  // null for the outermost
-};
-
-/// The module and its submodules, each once.
-std::vector<Submodule> submodules_of(torch::nn::Module& module) {
-  std::vector<Submodule> found = {{"", &module, nullptr}};
-  std::unordered_set<const torch::nn::Module*> seen = {&module};
-  for (const auto& submodule : module.named_modules("", /*include_self=*/false)) {
-    const auto& owner = submodule.value();
-    if (seen.insert(owner.get()).second) found.push_back({submodule.key(), owner.get(), owner});
-  }
-  return found;
-}
-
-/// The sum of the tensor's bits, as integers. Different tensors almost always have different sums.
-int64_t checksum(const at::Tensor& tensor) {
-  const auto bits = [](size_t size) {
-    return size == 1 ? at::kByte : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong;
-  };
-  const auto numbers = tensor.detach().flatten();
-  return numbers.view(bits(numbers.element_size())).sum(at::kLong).item<int64_t>();
-}
-
-/// Describes, line by line, all that must be equal in all processes.
-std::string description(torch::nn::Module& module, const ParallelizeOptions& options) {
-  auto text = fmt::format("sequence_parallel={}\n", options.sequence_parallel());
-  if (!shards_of(module).empty()) return text + "is split already\n";
-  for (const auto& submodule : submodules_of(module)) {
-    std::ostringstream line;
-    submodule.module->pretty_print(line);
-    text += fmt::format("{}{}{}\n", submodule.name, submodule.name.empty() ? "" : " ", line.str());
-  }
-  for (const auto& parameter : module.named_parameters()) {
-    const auto& value = parameter.value();
-    text += fmt::format("{} {} {} {}{} {:x}\n", parameter.key(), c10::str(value.sizes()),
-                        c10::toString(value.scalar_type()), value.device().str(),
-                        value.requires_grad() ? "" : " without gradient",
-                        value.is_meta() ? 0 : checksum(value));
-  }
-  return text;
 }
 
 at::Tensor random_state() {
@@ -287,14 +243,17 @@ class Parallelization {
 void parallelize(torch::nn::Module& module, const ProcessGroup& group,
                  const ParallelizeOptions& options) {
   HEED_CHECK(group, "{}: group must not be null", kParallelize);
-  detail::check_same(group, kParallelize, "module", [&] { return description(module, options); });
+  detail::check_same(group, kParallelize, "module", [&] {
+    return fmt::format("sequence_parallel={}\n", options.sequence_parallel()) +
+           detail::description(module);
+  });
   // Dropout of tensors that all processes hold must draw the same numbers in all of them.
   if (module.is_training()) {
     detail::check_same(group, kParallelize, "state of torch::manual_seed's generator",
-                       fmt::format("{:x}", checksum(random_state())));
+                       fmt::format("{:x}", detail::checksum(random_state())));
   }
   HEED_CHECK(shards_of(module).empty(), "{}: module must not be split already", kParallelize);
-  const auto submodules = submodules_of(module);
+  const auto submodules = detail::submodules_of(module);
   Parallelization parallelization(group, options);
   for (const auto& submodule : submodules) parallelization.check(submodule);
   if (group->getSize() == 1) return;

@@ -1,7 +1,6 @@
 #include <heed/distributed/parameter_shards.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>
@@ -14,6 +13,7 @@
 #include "core/check_memory.h"
 #include "core/seen_tensors.h"
 #include "distributed/collectives.h"
+#include "distributed/sharded_experts.h"
 #include "models/gradients.h"
 #include "modules/layers/stand_in.h"
 
@@ -38,6 +38,20 @@ void add_sinks(const std::string& name, const torch::nn::Module& module, TensorS
   shards[joined(name, "sinks")] = {0, query->first / head_dim, heads, query->whole / head_dim};
 }
 
+/// Adds the shards of experts: all of a parameter, or nothing of it.
+void add_experts(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
+  const auto* experts = dynamic_cast<const detail::ShardedExpertsImpl*>(&module);
+  if (experts == nullptr) return;
+  const auto own = experts->own().named_parameters();
+  for (size_t i = 0; i < experts->size(); ++i) {
+    for (const auto& parameter : experts->ptr(i)->named_parameters()) {
+      const auto full = fmt::format("{}.{}", i, parameter.key());
+      shards[joined(name, full.c_str())] = {0, 0, parameter.value().size(0),
+                                            own[parameter.key()].size(0)};
+    }
+  }
+}
+
 void add(const std::string& name, const torch::nn::Module& module, TensorShards& shards) {
   // A layer without this interface is whole; it may be one that heed's modules never call.
   const auto* sharing = dynamic_cast<const LayerSharing*>(&module);
@@ -49,12 +63,14 @@ void add(const std::string& name, const torch::nn::Module& module, TensorShards&
   }
   add_sinks<MultiHeadAttentionImpl>(name, module, shards);
   add_sinks<GroupQueryAttentionImpl>(name, module, shards);
+  add_experts(name, module, shards);
 }
 
 /// The gradients of a module's parameters, each once, by how many of the processes hold a number.
 std::map<double, std::vector<at::Tensor>> checked_gradients(const torch::nn::Module& module,
                                                             double processes) {
   const auto shards = shards_of(module);
+  const auto of_experts = detail::expert_parameters(module);
   std::map<double, std::vector<at::Tensor>> by_copies;
   heed::detail::SeenTensors seen;
   for (const auto& parameter : module.named_parameters()) {
@@ -63,10 +79,12 @@ std::map<double, std::vector<at::Tensor>> checked_gradients(const torch::nn::Mod
     heed::detail::check_changed_gradient(
         kClip, gradient, [&] { return fmt::format("parameter {}", parameter.key()); });
     const auto shard = shards.find(parameter.key());
-    const auto copies = shard == shards.end()
-                            ? processes
-                            : processes * static_cast<double>(shard->second.size) /
-                                  static_cast<double>(shard->second.whole);
+    auto copies = processes;
+    if (of_experts.count(parameter.value().unsafeGetTensorImpl()) > 0) {
+      copies = 1.0;
+    } else if (shard != shards.end()) {
+      copies *= static_cast<double>(shard->second.size) / static_cast<double>(shard->second.whole);
+    }
     by_copies[copies].push_back(gradient);
   }
   return by_copies;
@@ -99,11 +117,28 @@ at::Tensor gather_shards(const at::Tensor& part, const TensorShard& shard,
   sizes[static_cast<size_t>(shard.dim)] = shard.whole;
   heed::detail::check_memory(kFunction, "whole", sizes, part.scalar_type());
   return detail::run_exchange(group, kFunction, [&] {
-    const auto firsts = detail::all_gather(group, kFunction, at::full({1}, shard.first, at::kLong));
-    const auto parts = detail::all_gather(group, kFunction, part);
+    const auto places =
+        detail::all_gather(group, kFunction, at::tensor({shard.first, shard.size}, at::kLong));
+    const auto first = [&](size_t rank) { return places[rank][0].item<int64_t>(); };
+    const auto size = [&](size_t rank) { return places[rank][1].item<int64_t>(); };
     auto whole = at::empty(sizes, part.options().requires_grad(false));
-    for (size_t rank = 0; rank < parts.size(); ++rank) {
-      whole.narrow(shard.dim, firsts[rank].item<int64_t>(), shard.size).copy_(parts[rank]);
+    bool even = true;
+    for (size_t rank = 0; rank < places.size(); ++rank) even = even && size(rank) == size(0);
+    if (even) {
+      const auto parts = detail::all_gather(group, kFunction, part);
+      for (size_t rank = 0; rank < parts.size(); ++rank) {
+        whole.narrow(shard.dim, first(rank), shard.size).copy_(parts[rank]);
+      }
+      return whole;
+    }
+    for (size_t rank = 0; rank < places.size(); ++rank) {
+      if (size(rank) == 0) continue;
+      const auto place = whole.narrow(shard.dim, first(rank), size(rank));
+      const auto sent = static_cast<int64_t>(rank) == group->getRank()
+                            ? part.detach().contiguous()
+                            : at::empty(place.sizes(), place.options());
+      detail::broadcast(group, kFunction, sent, static_cast<int64_t>(rank));
+      place.copy_(sent);
     }
     return whole;
   });

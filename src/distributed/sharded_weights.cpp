@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
+#include <heed/module.h>
 
 #include <algorithm>
 #include <exception>
@@ -245,7 +246,11 @@ void save_weights(const torch::nn::Module& module, const std::string& path,
   run_in_all(group, function, [&] {
     HEED_CHECK(options.format() == WeightFormat::safetensors,
                "format (torchscript) must be safetensors, which is written tensor by tensor");
-    tensors = heed::detail::held_tensors("save_weights", module, all_shards(module, shards));
+    const auto all = all_shards(module, shards);
+    if (!all.empty()) {
+      heed::detail::check_not_packed("save_weights", module, " where processes have parts");
+    }
+    tensors = heed::detail::held_tensors("save_weights", module, all);
   });
   const Gathering gathering(group, tensors);
   run_in_all(group, function, [&] {

@@ -38,10 +38,10 @@ namespace {
 
 using Experts = std::vector<std::shared_ptr<FeedForwardImpl>>;
 
-Experts experts_of(const torch::nn::ModuleList& modules) {
+Experts experts_of(const torch::nn::ModuleList& modules, size_t first, size_t count) {
   Experts experts;
-  for (const auto& module : *modules) {
-    experts.push_back(std::dynamic_pointer_cast<FeedForwardImpl>(module));
+  for (size_t i = first; i < first + count; ++i) {
+    experts.push_back(std::dynamic_pointer_cast<FeedForwardImpl>(modules->ptr(i)));
   }
   return experts;
 }
@@ -240,8 +240,8 @@ bool rows_divide(const std::vector<int64_t>& rows, int64_t threads) {
 }
 
 std::vector<at::Tensor> run_experts(const torch::nn::ModuleList& experts,
-                                    const std::vector<at::Tensor>& inputs) {
-  const auto all = experts_of(experts);
+                                    const std::vector<at::Tensor>& inputs, size_t first) {
+  const auto all = experts_of(experts, first, inputs.size());
   if (!run_side_by_side_is_faster(all, inputs)) return run_in_turn(all, inputs);
   if (!at::GradMode::is_enabled()) return run_in_parallel(all, inputs);
   const auto graphs = c10::make_intrusive<ExpertGraphs>(all, inputs);

@@ -3,16 +3,18 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace heed::detail {
 
-/// Runs each expert, a FeedForward, on its rows [rows, E]; returns an output for each, as `forward`
-/// would with its derivatives. An expert without rows runs only if autograd records its weights:
-/// then their gradients are 0 instead of undefined.
+/// Runs experts, each a FeedForward, on their rows [rows, E]: as many as there are inputs, from the
+/// `first` on. Returns an output for each, as `forward` would with its derivatives. An
+/// expert without rows runs only if autograd records its weights: then their gradients are 0
+/// instead of undefined.
 std::vector<at::Tensor> run_experts(const torch::nn::ModuleList& experts,
-                                    const std::vector<at::Tensor>& inputs);
+                                    const std::vector<at::Tensor>& inputs, size_t first = 0);
 
 /// Whether experts with so many rows should run side by side, a thread each: the thread with the
 /// most rows has few more than its share.

@@ -3,18 +3,20 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/autocast.h"
 #include "core/checks.h"
 #include "cpu/layers/expert_rows.h"
 #include "models/expert_runs.h"
+#include "models/expert_sharing.h"
 #include "modules/layers/linear.h"
 #include "modules/layers/parameters.h"
 #include "modules/module_checks.h"
@@ -33,44 +35,23 @@ FeedForwardImpl& expert_of(const torch::nn::ModuleList& experts, size_t i) {
   return *experts.ptr()->ptr<FeedForwardImpl>(i);
 }
 
-void check_routings(const char* function, const std::vector<ExpertRouting>& routings,
-                    const std::optional<at::Tensor>& mask) {
-  HEED_CHECK(!routings.empty(), "{}: routings must not be empty", function);
-  const auto& first = routings.front().logits;
-  for (size_t i = 0; i < routings.size(); ++i) {
-    const auto& [experts, weights, logits] = routings[i];
-    const auto name = fmt::format("routings[{}] logits", i);
-    detail::check_defined(function, name.c_str(), logits);
-    detail::check_rank(function, name.c_str(), logits, 2);
-    HEED_CHECK(experts.defined() && experts.dim() == 2 && experts.size(0) == logits.size(0) &&
-                   experts.scalar_type() == at::kLong,
-               "{}: routings[{}] experts must be int64 [T, K] with the T of the logits {}",
-               function, i, detail::shape(logits));
-    HEED_CHECK(logits.size(1) == first.size(1),
-               "{}: routings[{}] must have {} experts, as routings[0] has; logits {}", function, i,
-               first.size(1), detail::shape(logits));
-    HEED_CHECK(!mask || (mask->defined() && mask->scalar_type() == at::kBool && mask->dim() == 1 &&
-                         mask->size(0) == logits.size(0)),
-               "{}: mask must be bool [T]; logits of routings[{}] {}", function, i,
-               detail::shape(logits));
-  }
-}
-
-/// Calls add(routing) with the rows of each routing that count, and returns their number.
-template <typename Add>
-int64_t visit_rows(const std::vector<ExpertRouting>& routings,
-                   const std::optional<at::Tensor>& mask, const Add& add) {
-  const auto kept = mask ? mask->nonzero().squeeze(1) : at::Tensor();
-  const auto rows_of = [&](const at::Tensor& tensor) {
-    return mask ? tensor.index_select(0, kept) : tensor;
+/// The sums of the outputs of experts that several processes have. `choose` sets rows and routing.
+template <typename Choose>
+at::Tensor run_shared(const detail::ExpertSharing& sharing, const torch::nn::ModuleList& experts,
+                      const Choose& choose, const at::Tensor& rows, const ExpertRouting& routing) {
+  std::optional<detail::ExpertPlaces> all;  // those of all experts, as of one
+  const auto prepare = [&] {
+    auto places = choose();
+    const std::vector<int64_t> count = {places.order.numel()};
+    all.emplace(places.top_k, places.order, count);
+    const auto sorted = detail::gather_rows(rows, *all).front();
+    return detail::ExpertRows{detail::cast_for_product(sorted), std::move(places.counts)};
   };
-  int64_t count = 0;
-  for (const auto& routing : routings) {
-    const auto logits = rows_of(routing.logits);
-    add(rows_of(routing.experts), logits);
-    count += logits.size(0);
-  }
-  return count;
+  const auto first = static_cast<size_t>(sharing.part().first);
+  const auto outputs = sharing.run(prepare, [&](const std::vector<at::Tensor>& inputs) {
+    return detail::run_experts(experts, inputs, first);
+  });
+  return detail::weigh_rows({outputs}, routing.weights, *all);
 }
 
 RoutingRecord*& innermost_record() {
@@ -206,13 +187,23 @@ at::Tensor MixtureOfExpertsImpl::shared_output(const at::Tensor& rows) const {
 }
 
 at::Tensor MixtureOfExpertsImpl::forward(const at::Tensor& x) {
-  detail::check_rows(kMixture, "x", x, router->weight);
-  const auto rows = x.reshape({-1, x.size(-1)});
-  const auto routing = route_rows(rows);
+  at::Tensor rows;
+  ExpertRouting routing;
+  const auto choose = [&] {
+    detail::check_rows(kMixture, "x", x, router->weight);
+    rows = x.reshape({-1, x.size(-1)});
+    routing = route_rows(rows);
+    return detail::ExpertPlaces(routing.experts, options.expert_num());
+  };
+  at::Tensor sum;
+  if (const auto* sharing = detail::sharing_of(experts)) {
+    sum = run_shared(*sharing, experts, choose, rows, routing);
+  } else {
+    const auto places = choose();
+    const auto outputs = detail::run_experts(experts, detail::gather_rows(rows, places));
+    sum = detail::weigh_rows(outputs, routing.weights, places);
+  }
   RoutingRecord::add(routing);
-  const detail::ExpertPlaces places(routing.experts, options.expert_num());
-  const auto outputs = detail::run_experts(experts, detail::gather_rows(rows, places));
-  auto sum = detail::weigh_rows(outputs, routing.weights, places);
   if (shared) sum = sum + shared_output(rows);
   return sum.reshape(x.sizes());
 }
@@ -233,35 +224,6 @@ bool RoutingRecord::is_active() { return innermost_record() != nullptr; }
 
 void RoutingRecord::add(const ExpertRouting& routing) {
   if (auto* record = innermost_record()) record->routings_.push_back(routing);
-}
-
-at::Tensor load_balancing_loss(const std::vector<ExpertRouting>& routings,
-                               const std::optional<at::Tensor>& mask) {
-  check_routings("load_balancing_loss", routings, mask);
-  const auto expert_num = routings.front().logits.size(1);
-  at::Tensor chosen, probabilities;  // sums over rows, [N]
-  const auto add = [](at::Tensor& sum, const at::Tensor& part) {
-    sum = sum.defined() ? sum + part : part;
-  };
-  const auto count = visit_rows(routings, mask, [&](const auto& experts, const auto& logits) {
-    const auto ones = at::ones_like(experts, logits.scalar_type()).flatten();
-    const auto none = at::zeros({expert_num}, ones.options());
-    add(chosen, none.scatter_add(0, experts.flatten(), ones));
-    add(probabilities, logits.softmax(-1).sum(0));
-  });
-  const auto rows = static_cast<double>(std::max<int64_t>(count, 1));
-  return (chosen * probabilities).sum() * (static_cast<double>(expert_num) / (rows * rows));
-}
-
-at::Tensor router_z_loss(const std::vector<ExpertRouting>& routings,
-                         const std::optional<at::Tensor>& mask) {
-  check_routings("router_z_loss", routings, mask);
-  at::Tensor sum;
-  const auto count = visit_rows(routings, mask, [&](const auto&, const auto& logits) {
-    const auto own = logits.logsumexp(-1).square().sum();
-    sum = sum.defined() ? sum + own : own;
-  });
-  return sum / static_cast<double>(std::max<int64_t>(count, 1));
 }
 
 }  // namespace heed

@@ -95,9 +95,14 @@ int64_t weights_per_token(const torch::nn::Module& layer) {
   }
   const auto* mixture = layer.as<MixtureOfExperts>();
   if (mixture == nullptr) return count.value();
-  const auto idle = mixture->options.expert_num() - mixture->options.top_k();
-  const auto expert = weights_per_token(*mixture->experts->ptr(0));
-  return count.value() - (Count(idle) * expert).value();
+  // Experts of other processes are empty.
+  int64_t expert = 0, of_all = 0;
+  for (const auto& each : *mixture->experts) {
+    const auto own = weights_per_token(*each);
+    expert = std::max(expert, own);
+    of_all += own;
+  }
+  return (Count(count.value() - of_all) + Count(mixture->options.top_k()) * expert).value();
 }
 
 void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {

@@ -19,6 +19,7 @@
 
 #include "core/checks.h"
 #include "cpu/layers/packed_weight.h"
+#include "models/expert_sharing.h"
 #include "models/weight_packer.h"
 #include "modules/layers/packable.h"
 
@@ -119,7 +120,7 @@ class Places {
   /// Remembers layers that are packed, or are not, because of the module that has them.
   void ask_owner(torch::nn::Module& module) {
     if (auto* latent = module.as<LatentAttentionImpl>()) done_.insert(latent->fc_kv_up.get());
-    if (auto* mixture = module.as<MixtureOfExpertsImpl>()) done_.insert(mixture->router.get());
+    if (auto* mixture = module.as<MixtureOfExpertsImpl>()) ask_mixture(*mixture);
     auto* decoder = module.as<DecoderImpl>();
     auto* encoder = module.as<TextEncoderImpl>();
     const auto own = options_.embedding_format();
@@ -131,6 +132,15 @@ class Places {
       embeddings_[masked->encoder->token_embedding.get()] = own.value_or(options_.format());
     }
     if (encoder != nullptr && own) embeddings_[encoder->token_embedding.get()] = *own;
+  }
+
+  void ask_mixture(const MixtureOfExpertsImpl& mixture) {
+    done_.insert(mixture.router.get());
+    const auto* sharing = detail::sharing_of(mixture.experts);
+    for (size_t i = 0; i < mixture.experts->size(); ++i) {
+      if (detail::has_expert(sharing, i)) continue;  // the others are empty
+      for (const auto& layer : mixture.experts->ptr(i)->modules()) done_.insert(layer.get());
+    }
   }
 
   void add(const std::string& name, torch::nn::Module& module) {

@@ -91,7 +91,7 @@ struct NameMap::Inverted {
                  entry.theirs[0], entry.ours[0], entry.heads, name, detail::shape(whole));
       used[ours[0]] = {whole};
       return add(entry.within, where.around(entry.theirs[0]),
-                 {ours, false, squeezed, 0, entry.heads});
+                 {ours, false, squeezed, 0, 0, {}, entry.heads});
     }
     if (entry.kind == Kind::split_heads) {
       use_heads(entry, ours, parts, whole);

@@ -54,9 +54,9 @@ struct Composition {
   bool transposed;
   at::Tensor shape;  // on the meta device
   int64_t heads = 0;
-  int64_t leading = 0;
   int64_t stacked = 0;
   StackLayout layout = {};
+  int64_t leading = 0;
 };
 
 /// The tensor that a composition makes. `tensor_of` returns a tensor of the module.

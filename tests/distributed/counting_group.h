@@ -45,6 +45,13 @@ class CountingBackend : public c10d::Backend {
     count("reduce_scatter", {input});
     return inner_->_reduce_scatter_base(output, input, options);
   }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_sizes,
+                                               std::vector<int64_t>& input_sizes,
+                                               const c10d::AllToAllOptions& options) override {
+    count("all_to_all", {input});
+    return inner_->alltoall_base(output, input, output_sizes, input_sizes, options);
+  }
 
  private:
   void count(const char* name, const std::vector<at::Tensor>& tensors) {

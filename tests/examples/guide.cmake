@@ -71,6 +71,7 @@ scaled gradients: step true
 linear cross entropy: the same loss true
 own positions true, ring_attend is attend true
 shared sequence: 4 of 16 tokens
+expert parallel: the same router true
 mesh: 2 replicas, 2 parts of the weights
 all together: 8 of 16 tokens, 50 of 100 scores")
   set_tests_properties(examples.guide.distributed PROPERTIES

@@ -116,6 +116,9 @@ void append_tensors(std::vector<at::Tensor>& tensors, const Value& value) {
 /// processes must run the same number of forward and backward passes, except within `join`. If a
 /// process ends, the backward pass of the others throws c10::DistError.
 ///
+/// Experts that `parallelize_experts` has split among the same processes keep their values; their
+/// gradients, which come from the tokens of all processes, are divided by the number of processes.
+///
 /// Only the backward pass of a result of `forward` is averaged, and only once: that of a result of
 /// the module itself, or a second one of the same result, throws c10::ValueError.
 class HEED_API DataParallel {
@@ -216,7 +219,8 @@ class HEED_API DataParallel {
   /// use the group in another way: processes that have no more batches would not answer.
   /// Throws what `train` or `step` throws, and closes the group: the others throw c10::DistError.
   /// Throws c10::ValueError when processes give different options, when `train` is empty, when a
-  /// forward pass has no backward pass, and when join is called within join.
+  /// forward pass has no backward pass, when join is called within join, and when the module has
+  /// experts that `parallelize_experts` has split.
   void join(const std::function<void()>& train, const JoinOptions& options = {});
 
  private:

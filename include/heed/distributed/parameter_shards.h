@@ -8,7 +8,8 @@
 
 namespace heed::distributed {
 
-/// Returns the parameters of which this process holds a part after `parallelize`, by their names.
+/// Returns the parameters of which this process holds a part after `parallelize` or
+/// `parallelize_experts`, by their names; a part of size 0 for experts of other processes.
 /// Parameters that every process holds whole are missing.
 HEED_API TensorShards shards_of(const torch::nn::Module& module);
 
@@ -29,9 +30,9 @@ HEED_API TensorShards shards_of(const torch::nn::Module& module);
 HEED_API at::Tensor gather_shards(const at::Tensor& part, const TensorShard& shard,
                                   const ProcessGroup& group);
 
-/// Like heed::clip_grad_norm_, for a module that `parallelize` has split among the processes of
-/// `group`: the norm is that of the gradients of the whole module. All processes must call it.
-/// Returns the norm.
+/// Like heed::clip_grad_norm_, for a module that `parallelize` or `parallelize_experts` has split
+/// among the processes of `group`: the norm is that of the gradients of the whole module. All
+/// processes must call it. Returns the norm.
 ///
 /// @code
 /// heed::distributed::clip_grad_norm_(*model, /*max_norm=*/1.0, group);

@@ -9,8 +9,9 @@
 
 namespace heed::distributed {
 
-/// Loads a file into a module that is spread over the processes of `group`, as by `parallelize`.
-/// Each process reads only its own rows or columns from the file.
+/// Loads a file into a module that is spread over the processes of `group`, as by `parallelize`
+/// or `parallelize_experts`. Each process reads only its own rows, columns or experts from the
+/// file.
 ///
 /// @code
 /// heed::distributed::parallelize(*model, group);
@@ -19,8 +20,8 @@ namespace heed::distributed {
 /// @endcode
 ///
 /// `options.shards` names other tensors of which this process has a part. All tensors that are
-/// neither in it nor split by `parallelize` must be whole in every process. The file may have been
-/// saved by one process, or by any number of processes. Formats and name maps are those of
+/// neither in it nor split by these functions must be whole in every process. The file may have
+/// been saved by one process, or by any number of processes. Formats and name maps are those of
 /// heed::load_weights.
 ///
 /// Throws c10::ValueError in every process if it throws in one: the error names the first such
@@ -39,8 +40,8 @@ HEED_API LoadReport load_weights(torch::nn::Module& module, const std::string& p
 ///
 /// Throws c10::ValueError in every process, and leaves an existing file as it was, when tensors or
 /// shards of the processes do not fit together, when the file cannot be written, when the name map
-/// cannot be inverted, or when options.format() is torchscript, which needs the whole module in one
-/// process. Throws c10::DistError if a process does not answer.
+/// cannot be inverted, when weights are packed and split, or when options.format() is torchscript,
+/// which needs the whole module in one process. Throws c10::DistError if a process does not answer.
 HEED_API void save_weights(const torch::nn::Module& module, const std::string& path,
                            const ProcessGroup& group, const SaveOptions& options = {});
 

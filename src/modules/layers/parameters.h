@@ -70,11 +70,18 @@ inline void draw_initial(at::Tensor& weight) {
   torch::nn::init::normal_(weight, 0.0, kInitialDeviation);
 }
 
-/// Sets the parameters of a Linear by `draw(whole Linear)`.
+/// Sets the parameters of a Linear by `draw(whole Linear)`. One of another process's expert is
+/// empty: then the numbers are drawn all the same, so that later ones are those of one process.
 template <typename Draw>
 void initialize(torch::nn::LinearImpl& linear, const Draw& draw) {
   if (auto* own = stand_in_of(linear)) {
     own->initialize(draw);
+  } else if (linear.weight.numel() == 0) {
+    torch::nn::LinearImpl whole(linear);
+    const auto out = whole.options.out_features();
+    whole.weight = linear.weight.new_empty({out, whole.options.in_features()});
+    if (linear.bias.defined()) whole.bias = linear.bias.new_empty({out});
+    draw(whole);
   } else {
     draw(linear);
   }
