@@ -51,8 +51,8 @@ struct HEED_API FeedForwardOptions {
   /// Probability in [0, 1) of dropping an element of the hidden layer, in training mode.
   HEED_NUMBER_ARG(double, dropout) = 0.0;
   /// The hidden layer of swiglu is g * sigmoid(swiglu_beta * g) * (u + swiglu_offset): g is
-  /// fc_gate(x), clamped to at most swiglu_limit, and u is fc_in(x), clamped to both sides of 0. The
-  /// limit must be above 0; by default there is none.
+  /// fc_gate(x), clamped to at most swiglu_limit, and u is fc_in(x), clamped to both sides of 0.
+  /// The limit must be above 0; by default there is none.
   /// @{
   HEED_NUMBER_ARG(double, swiglu_beta) = 1.0;
   HEED_NUMBER_ARG(std::optional<double>, swiglu_limit) = std::nullopt;

@@ -85,8 +85,8 @@ void check_module(const torch::nn::Module* module, const DataParallelOptions& op
 std::string describe(const torch::nn::Module& module) {
   std::string text;
   for (const auto& [name, experts] : detail::sharded_experts_of(module)) {
-    text += fmt::format("{}: split among processes {:x}\n", name,
-                        static_cast<uint64_t>(experts->id()));
+    text +=
+        fmt::format("{}: split among processes {:x}\n", name, static_cast<uint64_t>(experts->id()));
   }
   const auto of_experts = detail::expert_parameters(module);
   for (const auto& item : module.named_parameters()) {

@@ -103,8 +103,7 @@ struct Combine : public torch::autograd::Function<Combine> {
                             const at::Tensor& /*anchor*/, const ExpertExchangePtr& exchange) {
     save(context, exchange);
     return exchange_rows(exchange->group, exchange->function + ": rows from experts",
-                         by_process(outputs, *exchange), totals(exchange->arrived),
-                         exchange->sent);
+                         by_process(outputs, *exchange), totals(exchange->arrived), exchange->sent);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -58,8 +58,8 @@ void check_experts(const std::string& name, const MixtureOfExpertsImpl& mixture,
 }
 
 void split_experts(MixtureOfExpertsImpl& mixture, const ProcessGroup& group, int64_t id) {
-  const auto shard = detail::even_shard(kParallelizeExperts, "expert_num",
-                                        mixture.options.expert_num(), 0, group);
+  const auto shard =
+      detail::even_shard(kParallelizeExperts, "expert_num", mixture.options.expert_num(), 0, group);
   const std::shared_ptr<torch::nn::ModuleListImpl> experts =
       std::make_shared<detail::ShardedExpertsImpl>(*mixture.experts, shard, group, id);
   mixture.experts = mixture.replace_module("experts", experts);
@@ -121,9 +121,8 @@ void parallelize_experts(torch::nn::Module& module, const ProcessGroup& group) {
 at::Tensor load_balancing_loss(const std::vector<ExpertRouting>& routings,
                                const ProcessGroup& group, const std::optional<at::Tensor>& mask) {
   constexpr auto kFunction = "load_balancing_loss";
-  const auto own = same_sums(kFunction, routings, group, [&] {
-    return heed::detail::balance_sums(kFunction, routings, mask);
-  });
+  const auto own = same_sums(kFunction, routings, group,
+                             [&] { return heed::detail::balance_sums(kFunction, routings, mask); });
   const auto experts = own.chosen.size(0);
   const auto sums = detail::sum_for_losses(
       at::cat({own.probabilities, own.chosen, as_number(own.rows, own.chosen)}), group, kFunction);
@@ -136,9 +135,8 @@ at::Tensor load_balancing_loss(const std::vector<ExpertRouting>& routings,
 at::Tensor router_z_loss(const std::vector<ExpertRouting>& routings, const ProcessGroup& group,
                          const std::optional<at::Tensor>& mask) {
   constexpr auto kFunction = "router_z_loss";
-  const auto own = same_sums(kFunction, routings, group, [&] {
-    return heed::detail::logit_sums(kFunction, routings, mask);
-  });
+  const auto own = same_sums(kFunction, routings, group,
+                             [&] { return heed::detail::logit_sums(kFunction, routings, mask); });
   const auto sums = detail::sum_for_losses(
       at::cat({own.squares.view(1), as_number(own.rows, own.squares)}), group, kFunction);
   return sums[0] / std::max(sums[1].item<double>(), 1.0);

@@ -102,9 +102,9 @@ const torch::nn::Module& ShardedExpertsImpl::own() const {
 at::Tensor ShardedExpertsImpl::announcement(const ExpertRows& rows, bool failed) const {
   const bool records = at::GradMode::is_enabled();
   const auto dtype = failed ? at::ScalarType::Undefined : rows.rows.scalar_type();
-  const std::vector<int64_t> notices = {
-      failed, records, records && !failed && rows.rows.requires_grad(),
-      records && is_trained(*this), static_cast<int64_t>(dtype)};
+  const std::vector<int64_t> notices = {failed, records,
+                                        records && !failed && rows.rows.requires_grad(),
+                                        records && is_trained(*this), static_cast<int64_t>(dtype)};
   std::vector<int64_t> numbers;
   for (int64_t rank = 0; rank < group_->getSize(); ++rank) {
     for (int64_t i = 0; i < shard_.size; ++i) {
@@ -143,9 +143,8 @@ at::Tensor ShardedExpertsImpl::run(
   plan->average = average_;
   plan->records_rows = announced.any(kRowsRecord);
   plan->records_outputs = plan->records_rows || announced.any(kExpertsRecord);
-  return run_exchange(group_, kMixture, [&] {
-    return combine(compute(dispatch(rows.rows, plan)), plan);
-  });
+  return run_exchange(group_, kMixture,
+                      [&] { return combine(compute(dispatch(rows.rows, plan)), plan); });
 }
 
 std::vector<NamedExperts> sharded_experts_of(const torch::nn::Module& module) {

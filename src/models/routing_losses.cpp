@@ -52,9 +52,7 @@ int64_t visit_rows(const std::vector<ExpertRouting>& routings,
   return count;
 }
 
-void add_to(at::Tensor& sum, const at::Tensor& part) {
-  sum = sum.defined() ? sum + part : part;
-}
+void add_to(at::Tensor& sum, const at::Tensor& part) { sum = sum.defined() ? sum + part : part; }
 
 }  // namespace
 

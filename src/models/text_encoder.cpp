@@ -102,8 +102,8 @@ void TextEncoderImpl::reset() {
   }
   stack = register_module("stack", Encoder(options.stack()));
   if (const auto dim = options.projection_dim()) {
-    projection = register_module("projection",
-                                 detail::make_linear(width, *dim, options.projection_bias()));
+    projection =
+        register_module("projection", detail::make_linear(width, *dim, options.projection_bias()));
   }
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
@@ -128,8 +128,8 @@ void TextEncoderImpl::pretty_print(std::ostream& stream) const {
       .option("type_vocab_size", options.type_vocab_size(), int64_t{0})
       .option("embedding_norm", options.embedding_norm(), false)
       .option("dropout", options.dropout(), 0.0)
-      .option("pooling", options.pooling() ? std::optional(to_string(*options.pooling()))
-                                           : std::nullopt)
+      .option("pooling",
+              options.pooling() ? std::optional(to_string(*options.pooling())) : std::nullopt)
       .option("end_token", options.end_token())
       .option("projection_dim", options.projection_dim())
       .option("projection_bias", options.projection_bias(), false);

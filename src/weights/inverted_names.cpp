@@ -119,8 +119,7 @@ struct NameMap::Inverted {
         const auto like = entry.layout.interleaved() ? 0 : i;
         parts.push_back(*part);
         HEED_CHECK(part->sizes() == parts[like].sizes(), "name map: {}: {} {} must equal {} {}",
-                   text, ours.back(), detail::shape(*part), ours[like],
-                   detail::shape(parts[like]));
+                   text, ours.back(), detail::shape(*part), ours[like], detail::shape(parts[like]));
       }
     }
     if (count == 0) return;

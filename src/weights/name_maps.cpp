@@ -228,8 +228,8 @@ struct NameMap::Applied {
     for (int64_t i = 0; i < count; ++i) {
       std::vector<int64_t> rows;
       for (const auto& part : entry.ours) {
-        const auto name_there = map.in_module(
-            entry.within, where.around(detail::name_in_list(entry.list, i, part)));
+        const auto name_there =
+            map.in_module(entry.within, where.around(detail::name_in_list(entry.list, i, part)));
         const auto* const found = module.find(name_there);
         HEED_CHECK(found, "name map: {}: the module holds no {}", text, name_there);
         rows.push_back(found->dim() >= 1 ? found->size(0) : 0);
@@ -239,9 +239,8 @@ struct NameMap::Applied {
                  detail::shape(tensor), fmt::join(rows, " and "),
                  entry.layout.transposed() ? " that are transposed" : "");
       for (size_t part = 0; part < parts.size(); ++part) {
-        add(text, entry.within,
-            where.around(detail::name_in_list(entry.list, i, entry.ours[part])), parts[part],
-            {name});
+        add(text, entry.within, where.around(detail::name_in_list(entry.list, i, entry.ours[part])),
+            parts[part], {name});
       }
     }
   }

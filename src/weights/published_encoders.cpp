@@ -101,7 +101,8 @@ EncoderNames dinov2_names(const std::string& prefix, bool gated) {
 /// Adds the names that CLIP's and SigLIP's encoders share. Those of a pair are inside `prefix`, and
 /// those of the tower alone may be.
 NameMap tower(NameMap map, const std::string& prefix) {
-  return map.drop("embeddings.position_ids")  // a buffer of older files
+  return map
+      .drop("embeddings.position_ids")  // a buffer of older files
       .rename("self_attn.q_proj", "attention.fc_q")
       .rename("self_attn.k_proj", "attention.fc_k")
       .rename("self_attn.v_proj", "attention.fc_v")
@@ -237,18 +238,19 @@ NameMap siglip_text() {
 
 NameMap siglip_image() {
   // Parts of the pooling have the names of those of a block.
-  auto own = without({"text_model", "logit_scale", "logit_bias", "classifier"})
-                 .rename("head.probe", "attention_pooling.probe")
-                 .split("head.attention.in_proj_weight", {"attention_pooling.attention.fc_q.weight",
-                                                          "attention_pooling.attention.fc_k.weight",
-                                                          "attention_pooling.attention.fc_v.weight"})
-                 .split("head.attention.in_proj_bias", {"attention_pooling.attention.fc_q.bias",
-                                                        "attention_pooling.attention.fc_k.bias",
-                                                        "attention_pooling.attention.fc_v.bias"})
-                 .rename("head.attention.out_proj", "attention_pooling.attention.fc_o")
-                 .rename("head.layernorm", "attention_pooling.norm")
-                 .rename("head.mlp.fc1", "attention_pooling.feed_forward.fc_in")
-                 .rename("head.mlp.fc2", "attention_pooling.feed_forward.fc_out");
+  auto own =
+      without({"text_model", "logit_scale", "logit_bias", "classifier"})
+          .rename("head.probe", "attention_pooling.probe")
+          .split("head.attention.in_proj_weight", {"attention_pooling.attention.fc_q.weight",
+                                                   "attention_pooling.attention.fc_k.weight",
+                                                   "attention_pooling.attention.fc_v.weight"})
+          .split("head.attention.in_proj_bias",
+                 {"attention_pooling.attention.fc_q.bias", "attention_pooling.attention.fc_k.bias",
+                  "attention_pooling.attention.fc_v.bias"})
+          .rename("head.attention.out_proj", "attention_pooling.attention.fc_o")
+          .rename("head.layernorm", "attention_pooling.norm")
+          .rename("head.mlp.fc1", "attention_pooling.feed_forward.fc_in")
+          .rename("head.mlp.fc2", "attention_pooling.feed_forward.fc_out");
   return image_tower(std::move(own)).rename("post_layernorm", "stack.final_norm");
 }
 

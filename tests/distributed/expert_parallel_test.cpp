@@ -393,9 +393,8 @@ TEST(ExpertParallel, PacksTheExpertsOfEachProcess) {
     expect_close(parts->forward(own_part(x, counts, group->getRank())),
                  own_part(whole->forward(x), counts, group->getRank()), "output", 1e-5);
     pack_weights(*packed, PackFormat::int8);
-    EXPECT_ERROR(
-        "parallelize_experts: weights must not be packed by pack_weights: split before",
-        parallelize_experts(*packed, group));
+    EXPECT_ERROR("parallelize_experts: weights must not be packed by pack_weights: split before",
+                 parallelize_experts(*packed, group));
     EXPECT_ERROR(
         "save_weights: process 0 of 2: weights must not be packed by pack_weights where processes "
         "have parts",
@@ -451,7 +450,9 @@ TEST(ExpertParallel, ErrorsOfACallAreThoseOfAllProcesses) {
     auto layer = made<MixtureOfExperts>([] { return MixtureOfExperts(small_options()); });
     parallelize_experts(*layer, group);
     const std::string wrong = "MixtureOfExperts: x dim 1 (9) must equal emb_dim (8); x [4, 9]";
-    EXPECT_EQ(value_error([&] { layer->forward(random_input({4, odd ? 9 : 8})); }),
+    EXPECT_EQ(value_error([&] {
+                layer->forward(random_input({4, odd ? 9 : 8}));
+              }),
               odd ? wrong : wrong + " (in process 1 of 3)");
     EXPECT_EQ(value_error([&] {
                 const at::AutoGradMode records(!odd);

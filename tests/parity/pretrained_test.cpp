@@ -38,12 +38,42 @@ class Pretrained : public ::testing::Test {
 TEST_F(Pretrained, FamiliesAreThoseThatAreSupported) {
   std::set<std::string> families;
   for (const auto& c : cases()) families.insert(c.family());
-  const std::set<std::string> expected{
-      "bert", "camembert", "cohere2", "deepseek_v2", "deepseek_v3", "dinov2",
-      "dinov2_with_registers", "distilbert", "electra", "gemma", "gemma2", "gemma3", "gemma3_text",
-      "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "llama", "mistral", "mixtral", "modernbert",
-      "olmo2", "olmo3", "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "roberta",
-      "smollm3", "stablelm", "starcoder2", "vit", "xlm-roberta"};
+  const std::set<std::string> expected{"bert",
+                                       "camembert",
+                                       "cohere2",
+                                       "deepseek_v2",
+                                       "deepseek_v3",
+                                       "dinov2",
+                                       "dinov2_with_registers",
+                                       "distilbert",
+                                       "electra",
+                                       "gemma",
+                                       "gemma2",
+                                       "gemma3",
+                                       "gemma3_text",
+                                       "glm4",
+                                       "gpt2",
+                                       "gpt_neox",
+                                       "gpt_oss",
+                                       "granite",
+                                       "llama",
+                                       "mistral",
+                                       "mixtral",
+                                       "modernbert",
+                                       "olmo2",
+                                       "olmo3",
+                                       "olmoe",
+                                       "phi3",
+                                       "qwen2",
+                                       "qwen2_moe",
+                                       "qwen3",
+                                       "qwen3_moe",
+                                       "roberta",
+                                       "smollm3",
+                                       "stablelm",
+                                       "starcoder2",
+                                       "vit",
+                                       "xlm-roberta"};
   EXPECT_EQ(families, expected);
 }
 

@@ -202,7 +202,8 @@ TEST_F(Towers, AreNotSavedOverThePair) {
   EXPECT_ERROR("save_pretrained: folder (" + folder + ") must be another folder than that of " +
                    folder + "/config.json, which describes other models too",
                save_pretrained(model, folder, folder));
-  EXPECT_ERROR("load_pretrained: " + folder + "/config.json must describe a Decoder; it describes "
+  EXPECT_ERROR("load_pretrained: " + folder +
+                   "/config.json must describe a Decoder; it describes "
                    "a TextEncoder",
                load_pretrained(folder));
 }

@@ -24,7 +24,8 @@ struct RmsScale {
 };
 
 /// The form of a SwiGLU: x * sigmoid(beta * x) * (u + offset), where x is the gate, clamped to at
-/// most `limit`, and u is what it multiplies, clamped to [-limit, limit]. By default silu(gate) * up.
+/// most `limit`, and u is what it multiplies, clamped to [-limit, limit]. By default silu(gate) *
+/// up.
 struct SwiGluForm {
   double beta = 1.0;
   double limit = __builtin_inf();

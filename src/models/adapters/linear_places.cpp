@@ -75,8 +75,8 @@ class Places {
     }
     if (auto* own = owner_.as<DecoderImpl>()) add_all({{"head", &own->head}});
     if (auto* own = owner_.as<TextEncoderImpl>()) {
-      add_all({{"embedding_projection", &own->embedding_projection},
-               {"projection", &own->projection}});
+      add_all(
+          {{"embedding_projection", &own->embedding_projection}, {"projection", &own->projection}});
     }
     if (auto* own = owner_.as<ImageEncoderImpl>()) add_all({{"projection", &own->projection}});
     if (auto* own = owner_.as<HeadTransformImpl>()) add_all({{"dense", &own->dense}});

@@ -203,9 +203,8 @@ class Loading {
                  file_.source, ours);
       rows.push_back(tensors[ours].size(0));
     }
-    const auto whole = composition.transposed
-                           ? detail::transposed(values)
-                           : detail::with_leading(values, composition.leading);
+    const auto whole = composition.transposed ? detail::transposed(values)
+                                              : detail::with_leading(values, composition.leading);
     const bool is_whole = composition.ours.size() == 1 && composition.stacked == 0;
     const auto parts = is_whole ? std::vector{whole}
                                 : detail::parts_of(composition, detail::with_values(whole), rows);

@@ -60,9 +60,9 @@ Blueprint read_dinov2(const Config& config) {
 
 Blueprint read_dinov2_with_registers(const Config& config) {
   const bool gated = read_dinov2_gated(config);
-  return {read_dinov2_options(config, gated, 16)
-              .register_num(config.size("num_register_tokens", 4)),
-          name_maps::dinov2_with_registers(gated)};
+  return {
+      read_dinov2_options(config, gated, 16).register_num(config.size("num_register_tokens", 4)),
+      name_maps::dinov2_with_registers(gated)};
 }
 
 Blueprint read_vit(const Config& config) {

@@ -29,9 +29,8 @@ constexpr TowerDefaults kSiglip{768, 3072, 12, "gelu_pytorch_tanh", 1e-6};
 EncoderOptions read_stack(const Config& config, const TowerDefaults& defaults) {
   const auto width = config.size("hidden_size", defaults.width);
   const auto heads = config.size("num_attention_heads", defaults.heads);
-  TransformerBlockOptions block(
-      GroupQueryAttentionOptions(width, heads, heads)
-          .dropout(config.probability("attention_dropout", 0.0)));
+  TransformerBlockOptions block(GroupQueryAttentionOptions(width, heads, heads)
+                                    .dropout(config.probability("attention_dropout", 0.0)));
   block.feed_forward()
       .hidden_dim(config.size("intermediate_size", defaults.hidden))
       .activation(read_activation(config, "hidden_act", defaults.activation));

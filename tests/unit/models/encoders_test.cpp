@@ -219,8 +219,8 @@ TEST(TextEncoder, PoolsATokenOfEachText) {
                at::tensor({1, 3}));
   TextEncoder projected(TextEncoderOptions(options).projection_dim(6).projection_bias(true));
   const auto last = projected->forward(tokens).select(1, 4);
-  EXPECT_TRUE(is_close(projected->forward_pooled(tokens), linear64(projected->projection, last),
-                       1e-6));
+  EXPECT_TRUE(
+      is_close(projected->forward_pooled(tokens), linear64(projected->projection, last), 1e-6));
   EXPECT_EQ(printed(projected),
             "heed::TextEncoder(vocab_size=50, type_vocab_size=2, embedding_norm=true, "
             "pooling=last, projection_dim=6, projection_bias=true)");
@@ -234,9 +234,8 @@ TEST(TextEncoder, RefusesToPoolWhatDoesNotFit) {
                end->forward_pooled(tokens));
   EXPECT_ERROR("TextEncoder: forward_pooled must have the option pooling",
                TextEncoder(bert_options())->forward_pooled(tokens));
-  EXPECT_ERROR(
-      "TextEncoder: documents must not be given: one vector is pooled of each text",
-      last->forward_pooled(tokens, TransformerInputs().documents(at::zeros_like(tokens))));
+  EXPECT_ERROR("TextEncoder: documents must not be given: one vector is pooled of each text",
+               last->forward_pooled(tokens, TransformerInputs().documents(at::zeros_like(tokens))));
   EXPECT_ERROR(
       "TextEncoder: query_lengths must not be given with pooling (last), which may pool padding",
       last->forward_pooled(tokens, TransformerInputs().query_lengths(at::ones({B}, at::kLong))));
@@ -294,14 +293,13 @@ TEST(ImageEncoder, PoolsByAttention) {
   const at::NoGradGuard no_grad;
   const AttentionPoolingOptions pooling(GroupQueryAttentionOptions(E, H, H));
   const ImageEncoderOptions options(12, 4, EncoderOptions(block_options(E, H, H), 1));
-  ImageEncoder encoder(
-      ImageEncoderOptions(options).class_token(false).attention_pooling(pooling));
+  ImageEncoder encoder(ImageEncoderOptions(options).class_token(false).attention_pooling(pooling));
   const auto images = uniform({B, 3, 12, 12}, at::kFloat);
   EXPECT_EQ(encoder(images).sizes(), at::IntArrayRef({B, 9, E}));
   EXPECT_TRUE(encoder->forward_pooled(images).equal(encoder->attention_pooling(encoder(images))));
-  EXPECT_ERROR("ImageEncoder: forward_pooled must have a class_token or attention_pooling",
-               ImageEncoder(ImageEncoderOptions(options).class_token(false))
-                   ->forward_pooled(images));
+  EXPECT_ERROR(
+      "ImageEncoder: forward_pooled must have a class_token or attention_pooling",
+      ImageEncoder(ImageEncoderOptions(options).class_token(false))->forward_pooled(images));
   const auto error = [](const ImageEncoderOptions& wrong) {
     return value_error([&] { ImageEncoder{wrong}; });
   };

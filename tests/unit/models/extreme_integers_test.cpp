@@ -182,10 +182,8 @@ TEST(ExtremeIntegers, AreTakenOrRefusedByLayersAndModels) {
     FrameEncoder(FrameEncoderOptions(n[0], n[1], EncoderOptions(block, 1)));
   });
   try_numbers("TextEncoder", 2, [&](const auto& n) {
-    TextEncoder(TextEncoderOptions(encoder)
-                    .pooling(TextPooling::end)
-                    .end_token(n[0])
-                    .projection_dim(n[1]));
+    TextEncoder(
+        TextEncoderOptions(encoder).pooling(TextPooling::end).end_token(n[0]).projection_dim(n[1]));
   });
   try_numbers("ImageEncoder", 3, [&](const auto& n) {
     ImageEncoder(ImageEncoderOptions(n[0], n[1], EncoderOptions(block, 1)).channels(n[2]));

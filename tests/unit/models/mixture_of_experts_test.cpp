@@ -92,8 +92,7 @@ at::Tensor of_expert(const FeedForwardImpl& expert, const at::Tensor& row) {
   const auto limit = expert.options.swiglu_limit().value_or(1e9);
   const auto gate = of_layer(expert.fc_gate, row).clamp_max(limit);
   const auto silu = gate * at::sigmoid(expert.options.swiglu_beta() * gate);
-  return of_layer(expert.fc_out,
-                  silu * (up.clamp(-limit, limit) + expert.options.swiglu_offset()));
+  return of_layer(expert.fc_out, silu * (up.clamp(-limit, limit) + expert.options.swiglu_offset()));
 }
 
 std::vector<double> numbers_of(const at::Tensor& tensor) {

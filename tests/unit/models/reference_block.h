@@ -104,8 +104,7 @@ struct ReferenceBlock {
         return attention("cross_attention", t, memory, heads, groups, false);
       });
     }
-    return connected("feed_forward", result,
-                     [&](const at::Tensor& t) { return feed_forward(t); });
+    return connected("feed_forward", result, [&](const at::Tensor& t) { return feed_forward(t); });
   }
 };
 

@@ -205,7 +205,9 @@ TEST(NameMaps, ThatUnstackNameWhatDoesNotFit) {
   uneven->update({{"list", other.ptr()}});
   EXPECT_EQ(value_error([&] { map({}).invert(*uneven); }),
             "name map: all -> weight: list.1.weight [6, 4] must equal list.0.weight [5, 4]");
-  EXPECT_EQ(value_error([&] { NameMap().unstack("all", "list", {"weight", "x"}).invert(*module); }),
+  EXPECT_EQ(value_error([&] {
+              NameMap().unstack("all", "list", {"weight", "x"}).invert(*module);
+            }),
             "name map: all -> weight, x: the module holds no list.0.x");
 }
 

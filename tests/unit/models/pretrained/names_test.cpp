@@ -61,14 +61,22 @@ class PretrainedNames : public PretrainedFiles {
     const auto path = (directory_ / "model.safetensors").string();
     save_weights(theirs_, path);
     static const std::map<std::string, std::string> others = {
-        {"mistral", "llama()"},       {"gemma", "llama()"},
-        {"smollm3", "llama()"},       {"qwen2", "llama()"},
-        {"qwen3", "llama()"},         {"gemma3_text", "gemma2()"},
-        {"stablelm", "llama()"},      {"gpt_neox", "gpt_neox(heads)"},
-        {"granite", "llama()"},       {"cohere2", "llama()"},
-        {"olmo3", "olmo2()"},         {"camembert", "roberta()"},
-        {"xlm-roberta", "roberta()"}, {"olmoe", "qwen3_moe()"},
-        {"qwen2_moe", "qwen3_moe()"}, {"deepseek_v2", "deepseek()"},
+        {"mistral", "llama()"},
+        {"gemma", "llama()"},
+        {"smollm3", "llama()"},
+        {"qwen2", "llama()"},
+        {"qwen3", "llama()"},
+        {"gemma3_text", "gemma2()"},
+        {"stablelm", "llama()"},
+        {"gpt_neox", "gpt_neox(heads)"},
+        {"granite", "llama()"},
+        {"cohere2", "llama()"},
+        {"olmo3", "olmo2()"},
+        {"camembert", "roberta()"},
+        {"xlm-roberta", "roberta()"},
+        {"olmoe", "qwen3_moe()"},
+        {"qwen2_moe", "qwen3_moe()"},
+        {"deepseek_v2", "deepseek()"},
         {"deepseek_v3", "deepseek()"},
         {"clip_text_model", "clip_text()"},
         {"clip_vision_model", "clip_image()"},
@@ -467,10 +475,14 @@ TEST_F(PretrainedNames, OfVit) {
 TEST_F(PretrainedNames, OfDinov2) {
   const std::string fields = R"("hidden_size": 8, "mlp_ratio": 2, "num_hidden_layers": 2,
       "num_attention_heads": 2, "image_size": 8, "patch_size": 4, )";
-  const Names attention = {"attention.attention.query+", "attention.attention.key+",
-                           "attention.attention.value+", "attention.output.dense+",
-                           "norm1+",                     "norm2+",
-                           "layer_scale1.lambda1!",      "layer_scale2.lambda1!"};
+  const Names attention = {"attention.attention.query+",
+                           "attention.attention.key+",
+                           "attention.attention.value+",
+                           "attention.output.dense+",
+                           "norm1+",
+                           "norm2+",
+                           "layer_scale1.lambda1!",
+                           "layer_scale2.lambda1!"};
   const auto layer = [&](const Names& more) {
     auto all = attention;
     all.insert(all.end(), more.begin(), more.end());
@@ -500,9 +512,9 @@ TEST_F(PretrainedNames, OfDinov2) {
 }
 
 /// Layers of CLIP and of SigLIP.
-const Names kTowerLayer = {"self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+",
-                           "self_attn.out_proj+", "layer_norm1+",    "layer_norm2+",
-                           "mlp.fc1+",            "mlp.fc2+"};
+const Names kTowerLayer = {
+    "self_attn.q_proj+", "self_attn.k_proj+", "self_attn.v_proj+", "self_attn.out_proj+",
+    "layer_norm1+",      "layer_norm2+",      "mlp.fc1+",          "mlp.fc2+"};
 constexpr auto kTower = R"("hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
     "num_attention_heads": 2, )";
 
@@ -528,22 +540,22 @@ TEST_F(PretrainedNames, OfImageTowers) {
   const std::string layers = "vision_model.encoder.layers";
   expect_names<ImageEncoder, ImageEncoderOptions>(
       "clip_vision_model", R"("architectures": ["CLIPVisionModelWithProjection"], )" + fields,
-      names_of(layers,
-               {"vision_model.embeddings.class_embedding!",
-                "vision_model.embeddings.position_embedding",
-                "vision_model.embeddings.patch_embedding", "vision_model.pre_layrnorm+",
-                "vision_model.post_layernorm+", "visual_projection"},
-               kTowerLayer, kTowerLayer));
+      names_of(
+          layers,
+          {"vision_model.embeddings.class_embedding!", "vision_model.embeddings.position_embedding",
+           "vision_model.embeddings.patch_embedding", "vision_model.pre_layrnorm+",
+           "vision_model.post_layernorm+", "visual_projection"},
+          kTowerLayer, kTowerLayer));
   const std::string head = "vision_model.head.";
   expect_names<ImageEncoder, ImageEncoderOptions>(
       "siglip_vision_model", fields,
-      names_of(layers,
-               {"vision_model.embeddings.position_embedding",
-                "vision_model.embeddings.patch_embedding+", "vision_model.post_layernorm+",
-                head + "probe!", head + "attention.in_proj_weight!",
-                head + "attention.in_proj_bias!", head + "attention.out_proj+",
-                head + "layernorm+", head + "mlp.fc1+", head + "mlp.fc2+"},
-               kTowerLayer, kTowerLayer));
+      names_of(
+          layers,
+          {"vision_model.embeddings.position_embedding", "vision_model.embeddings.patch_embedding+",
+           "vision_model.post_layernorm+", head + "probe!", head + "attention.in_proj_weight!",
+           head + "attention.in_proj_bias!", head + "attention.out_proj+", head + "layernorm+",
+           head + "mlp.fc1+", head + "mlp.fc2+"},
+          kTowerLayer, kTowerLayer));
 }
 
 }  // namespace
