@@ -26,6 +26,7 @@ from pretrained import draw_tokens, main, moved, randomize
 
 CAUSAL, SEQUENCE = hf.AutoModelForCausalLM, hf.AutoModelForSequenceClassification
 LENGTH = 13
+PICKLED = {"patterns", "dora", "classifier"}  # whose tensors are in an adapter_model.bin
 # Name -> (class, the case of pretrained_cases.py, the adapter's options).
 ADAPTERS = {
     "plain": (CAUSAL, "llama-plain", {"r": 3, "lora_alpha": 5, "lora_dropout": 0.25,
@@ -95,7 +96,8 @@ def file_name(name: str) -> str:
 def write_case(name: str, folder: Path) -> None:
     adapted, base = make(name)
     base.save_pretrained(folder / "model")
-    adapted.save_pretrained(folder / "adapter", save_embedding_layers=False)
+    adapted.save_pretrained(folder / "adapter", save_embedding_layers=False,
+                            safe_serialization=name not in PICKLED)
     tokens = draw_tokens(base, 2, LENGTH)
     scores = compute(adapted, tokens)
     factors = torch.randn_like(scores)
