@@ -27,6 +27,9 @@ class HEED_API LayerSharing {
   virtual at::Tensor enter(const at::Tensor& x) const { return x; }
   /// Like `enter`, for a tensor that is never split: a memory, or a bias of the scores.
   virtual at::Tensor enter_whole(const at::Tensor& x) const { return x; }
+  /// Like `enter`, for a parameter that processes have whole and apply between layers: where they
+  /// apply it to their parts of the sequence, its gradient is summed over the processes.
+  virtual at::Tensor enter_parameter(const at::Tensor& parameter) const { return parameter; }
 
   /// The number of parts into which the sequence is split between layers; 1 if it is not.
   virtual int64_t sequence_parts() const { return 1; }

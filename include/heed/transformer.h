@@ -135,6 +135,10 @@ struct HEED_API TransformerBlockOptions {
   TORCH_ARG(bool, norm_unit_offset) = false;
   /// Factor on the output of each layer before it is added to the layer's input; finite and not 0.
   HEED_NUMBER_ARG(double, residual_scale) = 1.0;
+  /// Initial value of a learned factor on each element of a layer's output before it is added to
+  /// the layer's input, LayerScale, with any placement of norms; finite. None by default.
+  /// Touvron et al. 2021 (arXiv:2103.17239).
+  HEED_NUMBER_ARG(std::optional<double>, layer_scale) = std::nullopt;
   /// Probability in [0, 1) of dropping an element of a layer's output, in training mode.
   HEED_NUMBER_ARG(double, dropout) = 0.0;
   /// Probability in [0, 1) of dropping an element of the feed-forward layer's output, in training
@@ -184,7 +188,8 @@ struct HEED_API AttentionWeights {
 /// GroupQueryAttention, if options.cross_attention(); feed_forward, a FeedForward, a
 /// MixtureOfExperts or a layer of your own; attention_norm, cross_attention_norm, feed_forward_norm
 /// and, with NormPlacement::sandwich, attention_output_norm, cross_attention_output_norm,
-/// feed_forward_output_norm.
+/// feed_forward_output_norm. Parameters, if options.layer_scale(): attention_layer_scale,
+/// cross_attention_layer_scale and feed_forward_layer_scale.
 ///
 /// The class is final: heed's modules call it in several ways, and would pass over some of those
 /// that a subclass overrides. Hold one in a module of your own instead.
@@ -263,6 +268,8 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   Norm attention_output_norm{nullptr}, cross_attention_output_norm{nullptr},
       feed_forward_output_norm{nullptr};
   /// @}
+  /// [E], the factors of options.layer_scale(); undefined without it.
+  at::Tensor attention_layer_scale, cross_attention_layer_scale, feed_forward_layer_scale;
 
  protected:
   HEED_DEFAULT_ARGS(1, TransformerInputs);
@@ -271,12 +278,16 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   HEED_LOCAL void check_options() const;
   HEED_LOCAL double feed_forward_dropout() const;
   HEED_LOCAL void make_attention();
+  HEED_LOCAL void make_layer_scales();
   HEED_LOCAL void make_feed_forward();
   HEED_LOCAL at::Tensor apply_feed_forward(const at::Tensor& x) const;
-  HEED_LOCAL at::Tensor dropped(const at::Tensor& output, double probability) const;
+  struct Connection;
+  HEED_LOCAL Connection attention_connection() const;
+  HEED_LOCAL Connection cross_attention_connection() const;
+  HEED_LOCAL Connection feed_forward_connection() const;
+  HEED_LOCAL at::Tensor scaled(const at::Tensor& output, const Connection& connection) const;
   template <typename Layer>
-  at::Tensor residual(const at::Tensor& x, const Norm& norm, const Norm& output_norm,
-                      double dropout, const Layer& layer) const;
+  at::Tensor residual(const at::Tensor& x, const Connection& connection, const Layer& layer) const;
   template <typename SelfAttend>
   at::Tensor run_parallel(const at::Tensor& x, const SelfAttend& self_attend) const;
   HEED_LOCAL void check_causal() const;

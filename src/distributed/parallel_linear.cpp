@@ -56,6 +56,11 @@ at::Tensor ParallelLinearImpl::enter_whole(const at::Tensor& x) const {
   return detail::sum_gradient(x, group_, kColumn);
 }
 
+at::Tensor ParallelLinearImpl::enter_parameter(const at::Tensor& parameter) const {
+  return sequence_parts() == 1 ? parameter
+                               : detail::sum_gradient(parameter, group_, kSequenceParallel);
+}
+
 int64_t ParallelLinearImpl::sequence_parts() const {
   return sequence_parallel_ && !WholeSequence::is_active() ? group_->getSize() : 1;
 }

@@ -50,6 +50,11 @@ class Parts {
     add({name, 1, count, bytes, macs.value(), 0});
   }
 
+  void add(const std::string& name, const at::Tensor& parameter) {
+    const auto [count, bytes] = detail::parameter_size(parameter, seen_);
+    add({name, 1, count, bytes, 0, 0});
+  }
+
   void add(const std::string& name, const torch::nn::Module& module, const AttentionCost& cost) {
     const auto [count, bytes] = detail::parameter_size(module, seen_);
     const auto macs = Count(cost.projection_macs) + cost.attention_macs;
@@ -104,6 +109,10 @@ void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
     const bool is_mixture = layer->as<MixtureOfExperts>() != nullptr;
     parts.add(is_mixture ? "mixture of experts" : "feed-forward", *layer,
               sizes.tokens() * weights_per_token(*layer));
+    for (const auto& scale : {block.attention_layer_scale, block.cross_attention_layer_scale,
+                              block.feed_forward_layer_scale}) {
+      if (scale.defined()) parts.add("layer scale", scale);
+    }
   }
   if (stack.final_norm) parts.add("norm", *stack.final_norm);
 }

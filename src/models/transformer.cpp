@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <heed/sharded_layers.h>
+#include <torch/nn/init.h>
 #include <torch/nn/modules/dropout.h>
 
 #include <cmath>
@@ -186,6 +187,9 @@ void TransformerBlockImpl::check_options() const {
   detail::check_probability(kBlock, "feed_forward_dropout", feed_forward_dropout());
   HEED_CHECK(std::isfinite(options.residual_scale()) && options.residual_scale() != 0.0,
              "{}: residual_scale ({}) must be finite and not 0", kBlock, options.residual_scale());
+  const auto layer_scale = options.layer_scale().value_or(1.0);
+  HEED_CHECK(std::isfinite(layer_scale), "{}: layer_scale ({}) must be finite", kBlock,
+             layer_scale);
   const auto width = options.emb_dim();
   const auto* const own_width = emb_dim_of(options.feed_forward_layer());
   HEED_CHECK(own_width == nullptr || *own_width == width,
@@ -225,6 +229,22 @@ void TransformerBlockImpl::reset() {
   make_feed_forward();
   if (!options.shared_norm()) feed_forward_norm = norm("feed_forward_norm");
   if (sandwich) feed_forward_output_norm = norm("feed_forward_output_norm");
+  if (options.layer_scale()) make_layer_scales();
+}
+
+void TransformerBlockImpl::make_layer_scales() {
+  const auto scale = [&](const char* name) {
+    const auto value = detail::empty_parameter({options.emb_dim()});
+    if (!detail::UninitializedParameters::are_made()) {
+      torch::nn::init::constant_(value, *options.layer_scale());
+    }
+    return register_parameter(name, value);
+  };
+  attention_layer_scale = scale("attention_layer_scale");
+  if (options.cross_attention()) {
+    cross_attention_layer_scale = scale("cross_attention_layer_scale");
+  }
+  feed_forward_layer_scale = scale("feed_forward_layer_scale");
 }
 
 void TransformerBlockImpl::make_attention() {
@@ -293,6 +313,10 @@ void TransformerBlockImpl::reset_parameters() {
                      &cross_attention_output_norm, &feed_forward_norm, &feed_forward_output_norm}) {
     if (*norm) (*norm)->reset_parameters();
   }
+  for (const auto& scale :
+       {attention_layer_scale, cross_attention_layer_scale, feed_forward_layer_scale}) {
+    if (scale.defined()) torch::nn::init::constant_(scale, *options.layer_scale());
+  }
 }
 
 void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
@@ -308,6 +332,7 @@ void TransformerBlockImpl::pretty_print(std::ostream& stream) const {
       .option("parallel", options.parallel(), false)
       .option("shared_norm", options.shared_norm(), false)
       .option("residual_scale", options.residual_scale(), 1.0)
+      .option("layer_scale", options.layer_scale())
       .show("dropout", options.dropout())
       .option("feed_forward_dropout", options.feed_forward_dropout())
       .option("cross_attention", options.cross_attention(), false);
@@ -317,29 +342,56 @@ double TransformerBlockImpl::feed_forward_dropout() const {
   return options.feed_forward_dropout().value_or(options.dropout());
 }
 
+/// The norms of a layer, and the way in which its output is added to its input.
+struct TransformerBlockImpl::Connection {
+  const Norm &norm, &output_norm;
+  const at::Tensor& layer_scale;
+  double dropout;
+};
+
+TransformerBlockImpl::Connection TransformerBlockImpl::attention_connection() const {
+  return {attention_norm, attention_output_norm, attention_layer_scale, options.dropout()};
+}
+
+TransformerBlockImpl::Connection TransformerBlockImpl::cross_attention_connection() const {
+  return {cross_attention_norm, cross_attention_output_norm, cross_attention_layer_scale,
+          options.dropout()};
+}
+
+TransformerBlockImpl::Connection TransformerBlockImpl::feed_forward_connection() const {
+  return {feed_forward_norm, feed_forward_output_norm, feed_forward_layer_scale,
+          feed_forward_dropout()};
+}
+
 /// The output of a layer as it is added to the layer's input.
-at::Tensor TransformerBlockImpl::dropped(const at::Tensor& output, double probability) const {
+at::Tensor TransformerBlockImpl::scaled(const at::Tensor& output,
+                                        const Connection& connection) const {
   const auto& first = detail::first_linear(*this);
-  const bool draws = is_training() && detail::sharing(*first).sequence_parts() > 1;
-  const detail::OwnRandomNumbers own(first, output.device(), draws ? probability : 0.0);
-  const auto result = detail::drop_out(output, probability, is_training());
+  const auto& sharing = detail::sharing(*first);
+  const bool draws = is_training() && sharing.sequence_parts() > 1;
+  const detail::OwnRandomNumbers own(first, output.device(), draws ? connection.dropout : 0.0);
+  auto result = detail::drop_out(output, connection.dropout, is_training());
+  if (const auto& factors = connection.layer_scale; factors.defined()) {
+    result = result * sharing.enter_parameter(factors).to(result.scalar_type());  // autocast's
+  }
   const auto scale = options.residual_scale();
   return scale == 1.0 ? result : result * scale;
 }
 
 template <typename Layer>
-at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Norm& norm,
-                                          const Norm& output_norm, double dropout,
+at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Connection& connection,
                                           const Layer& layer) const {
+  const auto& norm = connection.norm;
+  const auto add = [&](const at::Tensor& output) { return x + scaled(output, connection); };
   switch (options.norm_placement()) {
     case NormPlacement::pre:
-      return x + dropped(layer(normalized(norm, x)), dropout);
+      return add(layer(normalized(norm, x)));
     case NormPlacement::post:
-      return normalized(norm, x + dropped(layer(x), dropout));
+      return normalized(norm, add(layer(x)));
     case NormPlacement::sandwich:
-      return x + dropped(normalized(output_norm, layer(normalized(norm, x))), dropout);
+      return add(normalized(connection.output_norm, layer(normalized(norm, x))));
     case NormPlacement::output:
-      return x + dropped(normalized(norm, layer(x)), dropout);
+      return add(normalized(norm, layer(x)));
   }
   TORCH_INTERNAL_ASSERT(false, "unknown NormPlacement");
 }
@@ -348,9 +400,9 @@ template <typename SelfAttend>
 at::Tensor TransformerBlockImpl::run_parallel(const at::Tensor& x,
                                               const SelfAttend& self_attend) const {
   const auto input = normalized(attention_norm, x);
-  const auto attended = x + dropped(self_attend(input), options.dropout());
+  const auto attended = x + scaled(self_attend(input), attention_connection());
   const auto other = options.shared_norm() ? input : normalized(feed_forward_norm, x);
-  return attended + dropped(apply_feed_forward(other), feed_forward_dropout());
+  return attended + scaled(apply_feed_forward(other), feed_forward_connection());
 }
 
 template <typename SelfAttend, typename CrossAttend>
@@ -363,13 +415,9 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
   check_memory_mask(x, inputs, heads,
                     detail::sharing(*detail::first_linear(*this)).sequence_parts(), in_step);
   if (options.parallel()) return run_parallel(x, self_attend);
-  const auto dropout = options.dropout();
-  auto result = residual(x, attention_norm, attention_output_norm, dropout, self_attend);
-  if (cross_attention) {
-    result =
-        residual(result, cross_attention_norm, cross_attention_output_norm, dropout, cross_attend);
-  }
-  return residual(result, feed_forward_norm, feed_forward_output_norm, feed_forward_dropout(),
+  auto result = residual(x, attention_connection(), self_attend);
+  if (cross_attention) result = residual(result, cross_attention_connection(), cross_attend);
+  return residual(result, feed_forward_connection(),
                   [&](const at::Tensor& input) { return apply_feed_forward(input); });
 }
 

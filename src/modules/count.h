@@ -36,17 +36,24 @@ struct ParameterSize {
   int64_t count = 0, bytes = 0;
 };
 
-/// The size of the module's parameters that are not in `seen`. Adds them to `seen`.
+/// The size of a parameter, or of the module's parameters, that are not in `seen`. Adds them to
+/// `seen`.
+/// @{
+inline ParameterSize parameter_size(const at::Tensor& parameter, SeenTensors& seen) {
+  if (!seen.add(parameter)) return {};
+  const auto* packed = packed_weight_of(parameter);
+  return {parameter.numel(), packed ? packed->bytes() : static_cast<int64_t>(parameter.nbytes())};
+}
 inline ParameterSize parameter_size(const torch::nn::Module& module, SeenTensors& seen) {
   ParameterSize size;
   for (const auto& parameter : module.parameters()) {
-    if (!seen.add(parameter)) continue;
-    const auto* packed = packed_weight_of(parameter);
-    size.count += parameter.numel();
-    size.bytes += packed ? packed->bytes() : static_cast<int64_t>(parameter.nbytes());
+    const auto own = parameter_size(parameter, seen);
+    size.count += own.count;
+    size.bytes += own.bytes;
   }
   return size;
 }
+/// @}
 
 inline int64_t parameter_count(const torch::nn::Module& module) {
   SeenTensors seen;

@@ -199,7 +199,9 @@ std::vector<TransformerBlockOptions> block_options() {
   auto post = pre;
   post.norm_placement(NormPlacement::post).norm(NormKind::rms_norm).norm_eps(1e-3);
   post.feed_forward().activation(Activation::geglu);
-  return {pre, post};
+  auto scaled = pre;
+  scaled.layer_scale(0.3);
+  return {pre, post, scaled};
 }
 
 TEST(TensorParallel, SplitsBlocksAndEncoders) {

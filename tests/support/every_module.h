@@ -98,6 +98,7 @@ void visit_models(const Visit& visit) {
   visit("parallel",
         TransformerBlock(block_options(E, H, G).parallel(true).shared_norm(true).dropout(0.1)), x,
         kSelf);
+  visit("layer scale", TransformerBlock(block_options(E, H, G).layer_scale(0.1)), x, kSelf);
   auto local = plain;
   local.attention().window(3);
   visit("blocks that differ", Encoder(EncoderOptions({plain, local})), x, kPadded);

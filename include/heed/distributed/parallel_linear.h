@@ -54,6 +54,7 @@ struct HEED_API RowParallelLinearOptions {
 class HEED_API ParallelLinearImpl : public ShardedLinearImpl {
  public:
   at::Tensor enter_whole(const at::Tensor& x) const override;
+  at::Tensor enter_parameter(const at::Tensor& parameter) const override;
   int64_t sequence_parts() const override;
   at::Tensor split_sequence(const at::Tensor& x) const override;
   at::Tensor join_sequence(const at::Tensor& x) const override;
