@@ -7,6 +7,7 @@
 #include "core/checks.h"
 #include "core/seen_tensors.h"
 #include "models/block_attention.h"
+#include "models/block_norms.h"
 #include "modules/count.h"
 
 namespace heed {
@@ -89,16 +90,21 @@ int64_t weights_per_token(const torch::nn::Module& layer) {
   return count.value() - (Count(idle) * expert).value();
 }
 
+/// A norm of the user's may have Linears.
+void add_norm(Parts& parts, const torch::nn::Module& norm, const Sizes& sizes) {
+  parts.add("norm", norm, sizes.tokens() * weights_per_token(norm));
+}
+
 void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
   for (const auto& child : *stack.blocks) {
     const auto& block = *child->as<TransformerBlockImpl>();
-    detail::visit_attention(block, [&](const auto& attention) {
-      parts.add("attention", attention, attention_cost(attention, sizes.batch, sizes.length));
-    });
-    for (const auto* norm : {&block.attention_norm, &block.attention_output_norm,
-                             &block.cross_attention_norm, &block.cross_attention_output_norm,
-                             &block.feed_forward_norm, &block.feed_forward_output_norm}) {
-      if (*norm) parts.add("norm", **norm);
+    if (block.options.self_attention()) {
+      detail::visit_attention(block, [&](const auto& attention) {
+        parts.add("attention", attention, attention_cost(attention, sizes.batch, sizes.length));
+      });
+    }
+    for (const auto& place : detail::kNormPlaces) {
+      if (const auto norm = block.norm_module(place.name)) add_norm(parts, *norm, sizes);
     }
     if (block.cross_attention) {
       parts.add(
@@ -114,7 +120,7 @@ void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
       if (scale.defined()) parts.add("layer scale", scale);
     }
   }
-  if (stack.final_norm) parts.add("norm", *stack.final_norm);
+  if (const auto norm = stack.final_norm_module()) add_norm(parts, *norm, sizes);
 }
 
 void check_sizes(const Sizes& sizes) {
