@@ -178,6 +178,35 @@ void feed_forward_layers() {
   std::cout << "own layer: " << own->forward(torch::randn({2, 10, 64})).sizes() << '\n';
 }
 
+/// A norm of one's own: x / (1 + the largest |x|), times a weight.
+class MyNormImpl : public torch::nn::Cloneable<MyNormImpl> {
+ public:
+  explicit MyNormImpl(int64_t width) : width(width) { reset(); }
+  void reset() override { weight = register_parameter("weight", torch::ones({width})); }
+  at::Tensor forward(const at::Tensor& x) {
+    return x / (1 + x.abs().amax(-1, /*keepdim=*/true)) * weight;
+  }
+
+  int64_t width;
+  at::Tensor weight;
+};
+TORCH_MODULE(MyNorm);
+
+void norms_and_memories() {
+  heed::TransformerBlockOptions options(heed::GroupQueryAttentionOptions(64, 4, 2));
+  auto configure = [](heed::TransformerBlockOptions& block) {
+    block.norm([] { return torch::nn::AnyModule(MyNorm(64)); });
+    heed::GroupQueryAttentionOptions cross(/*emb_dim=*/64, /*head_num=*/8, /*group_num=*/8);
+    block.cross_attention(cross.key_emb_dim(96).value_emb_dim(96));  // memory [B, S, 96]
+  };
+  configure(options);
+  heed::TransformerBlock block(options);
+  auto* norm = block->norm_module("attention_norm")->as<MyNorm>();
+  auto memory = heed::TransformerInputs().memory(torch::randn({2, 5, 96}));
+  auto y = block->forward(torch::randn({2, 10, 64}), memory);
+  std::cout << "own norm: " << norm->weight.sizes() << ' ' << y.sizes() << '\n';
+}
+
 void attention_layers() {
   heed::TransformerBlockOptions block(heed::GroupQueryAttentionOptions(64, 4, 2));
   heed::LatentAttentionOptions latent(/*emb_dim=*/64, /*head_num=*/4, /*key_rank=*/16);
@@ -647,7 +676,7 @@ void run_all() {
   run(add_adapter, alibi, attend, attend_varlen, attend_options, attend_path, attention,
       attention_inputs, autocast, beam_search, beam_search_of_targets, block_mask, checkpoint, cost,
       decoder, differential_attention, feed_forward, feed_forward_of_ones_own, feed_forward_layers,
-      attention_layers, latent_attention_in_a_block, mixture_of_experts, routing_record,
+      norms_and_memories, attention_layers, latent_attention_in_a_block, mixture_of_experts, routing_record,
       mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache,
       fixed_kv_cache, paged_kv_cache, memory_rows, quantize, latent_attention, deepseek_attention,
       linear, linear_cross_entropy, masks, merge_attention, model_cost,

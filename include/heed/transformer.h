@@ -12,6 +12,8 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -43,6 +45,9 @@ using LayerFactory = std::function<torch::nn::AnyModule()>;
 
 /// The kinds of feed-forward layer that a block may have.
 using FeedForwardLayer = std::variant<FeedForwardOptions, MixtureOfExpertsOptions, LayerFactory>;
+
+/// The kinds of norms that a block may have.
+using NormLayer = std::variant<NormKind, LayerFactory>;
 
 /// Options of `TransformerBlock`.
 struct HEED_API TransformerBlockOptions {
@@ -107,13 +112,60 @@ struct HEED_API TransformerBlockOptions {
     return std::holds_alternative<LayerFactory>(feed_forward_layer_);
   }
 
+  /// Sets the kind of every norm, or a function that makes norms of your own, one for each place:
+  ///
+  /// @code
+  /// block.norm([] { return torch::nn::AnyModule(MyNorm(64)); });
+  /// @endcode
+  ///
+  /// They are cloned and packed as a feed-forward layer of your own is. norm_eps, norm_bias and
+  /// norm_unit_offset must not be given with them.
+  TransformerBlockOptions& norm(NormLayer norm) {
+    norm_layer_ = std::move(norm);
+    return *this;
+  }
+  /// The kind of the norms, layer_norm by default. Throw c10::ValueError when they are your own.
+  /// @{
+  const NormKind& norm() const;
+  NormKind& norm();
+  /// @}
+  /// The norms, of any kind.
+  const NormLayer& norm_layer() const { return norm_layer_; }
+  /// Whether the norms are of your own.
+  bool has_own_norm() const { return std::holds_alternative<LayerFactory>(norm_layer_); }
+
+  /// Gives the block cross-attention with options of its own: other heads than the self-attention
+  /// has, or a memory of another width, which is key_emb_dim and value_emb_dim.
+  ///
+  /// @code
+  /// heed::GroupQueryAttentionOptions cross(/*emb_dim=*/64, /*head_num=*/8, /*group_num=*/8);
+  /// block.cross_attention(cross.key_emb_dim(96).value_emb_dim(96));  // memory [B, S, 96]
+  /// @endcode
+  ///
+  /// All of the memory is seen: causal, top_left, windows, rotary and alibi must not be given.
+  TransformerBlockOptions& cross_attention(const GroupQueryAttentionOptions& own) {
+    cross_attention_ = true;
+    cross_attention_layer_ = own;
+    return *this;
+  }
+  /// The cross-attention's own options; empty where it has those of the self-attention.
+  const std::optional<GroupQueryAttentionOptions>& cross_attention_layer() const {
+    return cross_attention_layer_;
+  }
+
  private:
   AttentionLayer attention_layer_;
   FeedForwardLayer feed_forward_layer_;
+  NormLayer norm_layer_ = NormKind::layer_norm;
+  std::optional<GroupQueryAttentionOptions> cross_attention_layer_;
 
   /// Whether the block has cross-attention to a memory, between self-attention and feed-forward
-  /// layer. It has as many heads as the self-attention, which must be a GroupQueryAttention.
+  /// layer. Unless it is given options of its own, it has the heads of the self-attention, which
+  /// must be a GroupQueryAttention, and the memory is [B, S, E].
   TORCH_ARG(bool, cross_attention) = false;
+  /// Whether the block has self-attention. Without it, there must be cross-attention; the options
+  /// of the attention say E, and the heads of a cross-attention that has no options of its own.
+  TORCH_ARG(bool, self_attention) = true;
   /// Whether norms are before or after each layer.
   TORCH_ARG(NormPlacement, norm_placement) = NormPlacement::pre;
   /// Whether there is a norm before the attention, with `pre`: a first block whose input is
@@ -125,8 +177,9 @@ struct HEED_API TransformerBlockOptions {
   /// Whether attention_norm is the norm of both parallel layers; there is no feed_forward_norm
   /// then.
   TORCH_ARG(bool, shared_norm) = false;
-  /// The kind of every norm.
-  TORCH_ARG(NormKind, norm) = NormKind::layer_norm;
+  /// Whether cross_attention_norm normalizes the memory too, with `pre` and `sandwich`. The memory
+  /// has the width E then.
+  TORCH_ARG(bool, memory_norm) = false;
   /// Added to the variance or the mean square in every norm. The class RMSNorm has 1e-6 by default.
   HEED_NUMBER_ARG(double, norm_eps) = 1e-5;
   /// Whether every layer_norm has a bias.
@@ -135,6 +188,10 @@ struct HEED_API TransformerBlockOptions {
   TORCH_ARG(bool, norm_unit_offset) = false;
   /// Factor on the output of each layer before it is added to the layer's input; finite and not 0.
   HEED_NUMBER_ARG(double, residual_scale) = 1.0;
+  /// Factor on the input of each layer before the layer's output is added to it, such as DeepNorm's
+  /// alpha with `post`: norm(alpha * x + layer(x)); finite and not 0. Wang et al. 2022
+  /// (arXiv:2203.00555).
+  HEED_NUMBER_ARG(double, skip_scale) = 1.0;
   /// Initial value of a learned factor on each element of a layer's output before it is added to
   /// the layer's input, LayerScale, with any placement of norms; finite. None by default.
   /// Touvron et al. 2021 (arXiv:2103.17239).
@@ -160,7 +217,8 @@ struct HEED_API TransformerInputs : AttentionInputsBase<TransformerInputs> {
   /* implicit */ TransformerInputs(std::optional<at::Tensor> mask) { this->mask(std::move(mask)); }
   /* implicit */ TransformerInputs(at::Tensor mask) { this->mask(std::move(mask)); }
   /// @}
-  /// The sequence that cross-attention attends to: [B, S, E].
+  /// The sequence that cross-attention attends to: [B, S, E], or [B, S, key_emb_dim] if the
+  /// cross-attention has options of its own.
   TORCH_ARG(std::optional<at::Tensor>, memory) = std::nullopt;
   /// Instead of the memory, the result of `project_memory`, one element for each block. For many
   /// calls with one memory, such as the steps of a translation.
@@ -171,11 +229,11 @@ struct HEED_API TransformerInputs : AttentionInputsBase<TransformerInputs> {
 
 /// The weights that the attentions of a block applied to the values.
 struct HEED_API AttentionWeights {
-  at::Tensor self;   ///< [B, H, L, L]
+  at::Tensor self;   ///< [B, H, L, L]; undefined without self-attention
   at::Tensor cross;  ///< [B, H, L, S]; undefined without cross-attention
 };
 
-/// A transformer block: self-attention, optional cross-attention and a feed-forward layer, each
+/// A transformer block: self-attention, cross-attention or both, and a feed-forward layer, each
 /// with a norm and a residual connection.
 ///
 /// @code
@@ -184,12 +242,13 @@ struct HEED_API AttentionWeights {
 /// auto y = block->forward(torch::randn({2, 10, 64}));  // [B, L, E]
 /// @endcode
 ///
-/// Modules: attention, a GroupQueryAttention or a LatentAttention; cross_attention, a
-/// GroupQueryAttention, if options.cross_attention(); feed_forward, a FeedForward, a
-/// MixtureOfExperts or a layer of your own; attention_norm, cross_attention_norm, feed_forward_norm
-/// and, with NormPlacement::sandwich, attention_output_norm, cross_attention_output_norm,
-/// feed_forward_output_norm. Parameters, if options.layer_scale(): attention_layer_scale,
-/// cross_attention_layer_scale and feed_forward_layer_scale.
+/// Modules: attention, a GroupQueryAttention or a LatentAttention, if options.self_attention();
+/// cross_attention, a GroupQueryAttention, if options.cross_attention(); feed_forward, a
+/// FeedForward, a MixtureOfExperts or a layer of your own; attention_norm, cross_attention_norm,
+/// feed_forward_norm and, with NormPlacement::sandwich, attention_output_norm,
+/// cross_attention_output_norm, feed_forward_output_norm, each a Norm or a norm of your own.
+/// Parameters, if options.layer_scale(): attention_layer_scale, cross_attention_layer_scale and
+/// feed_forward_layer_scale.
 ///
 /// The class is final: heed's modules call it in several ways, and would pass over some of those
 /// that a subclass overrides. Hold one in a module of your own instead.
@@ -201,11 +260,11 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   /// Registers the modules. The constructor and `clone` call it, once for each module.
   /// Throws c10::ValueError when an option is out of range.
   void reset() override;
-  /// Returns a copy. Throws c10::Error when the feed-forward layer is of a class that cannot be
-  /// cloned.
+  /// Returns a copy. Throws c10::Error when the feed-forward layer or a norm is of a class that
+  /// cannot be cloned.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
-  /// Re-initializes the parameters, except those of a feed-forward layer of your own.
+  /// Re-initializes the parameters, except those of a feed-forward layer and norms of your own.
   void reset_parameters();
   /// Prints the name and the options.
   void pretty_print(std::ostream& stream) const override;
@@ -232,19 +291,22 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   std::tuple<at::Tensor, AttentionWeights> forward_with_weights(
       const at::Tensor& x, const TransformerInputs& inputs = {}) const;
 
-  /// Returns an empty cache for the self-attention; see GroupQueryAttention.
+  /// Returns an empty cache for the self-attention; see GroupQueryAttention. Without
+  /// self-attention, the cache counts tokens and keeps one number for each.
   KVCache make_cache(int64_t batch, int64_t capacity, const CacheOptions& cache_options = {}) const;
 
-  /// Returns an empty cache of so many pages, for sequences that come and go.
+  /// Returns an empty cache of so many pages, for sequences that come and go. Throws
+  /// c10::ValueError also when there is no self-attention.
   PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
-  /// Returns the keys and values that the cross-attention projects from memory [B, S, E], for
-  /// TransformerInputs::projected_memory.
+  /// Returns the keys and values that the cross-attention projects from a memory, as in
+  /// TransformerInputs, for TransformerInputs::projected_memory. It normalizes the memory if
+  /// options.memory_norm().
   /// Throws c10::ValueError when the shape, dtype or device is invalid, or when there is no
   /// cross-attention.
   ProjectedMemory project_memory(const at::Tensor& memory) const;
 
-  /// Returns the self-attention, of any kind:
+  /// Returns the self-attention, of any kind; null if there is none:
   ///
   /// @code
   /// auto* latent = block->attention_module()->as<heed::LatentAttention>();
@@ -256,11 +318,19 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   /// auto* mixture = block->feed_forward_module()->as<heed::MixtureOfExperts>();
   /// @endcode
   std::shared_ptr<torch::nn::Module> feed_forward_module() const;
+  /// Returns the norm of this name, of any kind; null if the block has none there:
+  ///
+  /// @code
+  /// auto* norm = block->norm_module("attention_norm")->as<MyNorm>();
+  /// @endcode
+  ///
+  /// Throws c10::ValueError when the name is not that of a norm above.
+  std::shared_ptr<torch::nn::Module> norm_module(std::string_view name) const;
 
   /// The options given at construction.
   TransformerBlockOptions options;
-  /// The modules named above; attention is empty unless it is a GroupQueryAttention, and
-  /// feed_forward unless it is a FeedForward.
+  /// The modules named above; attention is empty unless it is a GroupQueryAttention, feed_forward
+  /// unless it is a FeedForward, and the norms unless they are of the class Norm.
   /// @{
   GroupQueryAttention attention{nullptr}, cross_attention{nullptr};
   FeedForward feed_forward{nullptr};
@@ -275,22 +345,26 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   HEED_DEFAULT_ARGS(1, TransformerInputs);
 
  private:
-  HEED_LOCAL void check_options() const;
-  HEED_LOCAL double feed_forward_dropout() const;
   HEED_LOCAL void make_attention();
+  HEED_LOCAL void make_norms(size_t place, bool has_norm = true);
   HEED_LOCAL void make_layer_scales();
   HEED_LOCAL void make_feed_forward();
   HEED_LOCAL at::Tensor apply_feed_forward(const at::Tensor& x) const;
   struct Connection;
+  HEED_LOCAL at::Tensor normalized(size_t place, const at::Tensor& x) const;
   HEED_LOCAL Connection attention_connection() const;
   HEED_LOCAL Connection cross_attention_connection() const;
   HEED_LOCAL Connection feed_forward_connection() const;
+  HEED_LOCAL at::Tensor sum(const at::Tensor& x, const at::Tensor& added) const;
   HEED_LOCAL at::Tensor scaled(const at::Tensor& output, const Connection& connection) const;
   template <typename Layer>
   at::Tensor residual(const at::Tensor& x, const Connection& connection, const Layer& layer) const;
   template <typename SelfAttend>
   at::Tensor run_parallel(const at::Tensor& x, const SelfAttend& self_attend) const;
-  HEED_LOCAL void check_causal() const;
+  HEED_LOCAL AttentionInputs checked_cached_inputs(const TransformerInputs& inputs) const;
+  HEED_LOCAL at::Tensor normalized_memory(const at::Tensor& memory) const;
+  template <typename Attend>
+  auto with_memory(const TransformerInputs& inputs, const Attend& attend) const;
   HEED_LOCAL at::Tensor attend_to_memory(const at::Tensor& x,
                                          const TransformerInputs& inputs) const;
   template <typename SelfAttend, typename CrossAttend>
@@ -300,6 +374,8 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
 
   LatentAttention latent_attention_{nullptr};  // empty if `attention` is not
   torch::nn::AnyModule other_feed_forward_;    // empty if `feed_forward` is not
+  // In the order of the members above; empty if these are not.
+  std::array<torch::nn::AnyModule, 6> own_norms_;
 };
 TORCH_MODULE(TransformerBlock);
 
@@ -317,7 +393,8 @@ struct HEED_API EncoderOptions {
   /// The number of blocks.
   HEED_NUMBER_ARG(int64_t, num_layers);
   /// Options of each block, num_layers of them, if they differ: windows, rotary embeddings or
-  /// scales, for example. All have the same emb_dim, and all or none have cross-attention.
+  /// scales, for example. All have the same emb_dim. Some may have cross-attention and others not;
+  /// those alone see the memory.
   TORCH_ARG(std::vector<TransformerBlockOptions>, blocks) = {};
   /// Whether there is a norm after the last block. By default, there is one with pre-norm and none
   /// with post-norm.
@@ -346,7 +423,8 @@ struct HEED_API EncoderOptions {
 /// Blocks with equal rotary embeddings share one.
 ///
 /// Modules: blocks, a ModuleList of TransformerBlock; relative_biases, if there are any, a
-/// ModuleList of one RelativePositionBias, or of one for each block; final_norm, if there is one.
+/// ModuleList of one RelativePositionBias, or of one for each block; final_norm, if there is one, a
+/// norm of the first block's kind.
 ///
 /// The class is final: heed's modules call it in several ways, and would pass over some of those
 /// that a subclass overrides. Hold one in a module of your own instead.
@@ -383,7 +461,8 @@ class HEED_API EncoderImpl final : public Cloneable<EncoderImpl> {
                             const TransformerInputs& inputs = {}) const;
 
   /// Like the overload above, for the tokens of a step, x [1, T, E]: see PagedKVCache. The blocks
-  /// are layers first_layer, first_layer + 1, ... of the cache. Memory as in TransformerBlock.
+  /// with self-attention are layers first_layer, first_layer + 1, ... of the cache. Memory as in
+  /// TransformerBlock.
   /// Returns [1, T, E].
   at::Tensor forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer = 0,
                             const TransformerInputs& inputs = {}) const;
@@ -402,21 +481,26 @@ class HEED_API EncoderImpl final : public Cloneable<EncoderImpl> {
   /// heads differ in number or size.
   PagedKVCache make_paged_cache(int64_t pages, const PagedCacheOptions& cache_options = {}) const;
 
-  /// Returns the projections of memory [B, S, E] in each block, for
-  /// TransformerInputs::projected_memory; see TransformerBlock.
+  /// Returns the projections of a memory in each block, for TransformerInputs::projected_memory;
+  /// see TransformerBlock. Those of blocks without cross-attention hold undefined tensors.
   std::vector<ProjectedMemory> project_memory(const at::Tensor& memory) const;
 
   /// The options given at construction.
   EncoderOptions options;
   torch::nn::ModuleList blocks{nullptr};           ///< num_layers of TransformerBlock
   torch::nn::ModuleList relative_biases{nullptr};  ///< empty unless options.relative_bias()
-  Norm final_norm{nullptr};                        ///< empty if there is none
+  Norm final_norm{nullptr};                        ///< empty if there is none of the class Norm
+
+  /// Returns the norm after the last block, of any kind; null if there is none.
+  std::shared_ptr<torch::nn::Module> final_norm_module() const;
 
  protected:
   HEED_DEFAULT_ARGS(1, TransformerInputs);
 
  private:
   HEED_LOCAL at::Tensor finished(const at::Tensor& x) const;
+
+  torch::nn::AnyModule own_final_norm_;  // empty if `final_norm` is not
 };
 TORCH_MODULE(Encoder);
 

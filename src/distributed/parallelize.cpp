@@ -120,8 +120,14 @@ class Parallelization {
   void check_own_layer(const std::string& function, const Submodule& submodule) const {
     const auto* block = dynamic_cast<const TransformerBlockImpl*>(submodule.module);
     if (block == nullptr) return;
-    HEED_CHECK(!block->options.has_own_feed_forward() || !sequence_parallel_,
-               "{}: feed_forward must not be a layer of your own with sequence_parallel", function);
+    const auto refuse_option = [&](bool is_given, const char* what) {
+      HEED_CHECK(!is_given || !sequence_parallel_, "{}: {} with sequence_parallel", function, what);
+    };
+    refuse_option(block->options.has_own_feed_forward(),
+                  "feed_forward must not be a layer of your own");
+    refuse_option(block->options.has_own_norm(), "norm must not be a layer of your own");
+    // The memory is whole in each process, and the gradient of its norm would be summed too often.
+    refuse_option(block->options.memory_norm(), "memory_norm must be false");
   }
 
   /// Throws if another layer has one of the parameters, which would then be split twice.

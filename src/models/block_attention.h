@@ -6,8 +6,8 @@
 
 namespace heed::detail {
 
-/// Returns visit(attention) of the block's self-attention, a GroupQueryAttentionImpl or a
-/// LatentAttentionImpl.
+/// Returns visit(attention) of the block's self-attention, which it must have: a
+/// GroupQueryAttentionImpl or a LatentAttentionImpl.
 template <typename Visit>
 decltype(auto) visit_attention(const TransformerBlockImpl& block, const Visit& visit) {
   if (block.attention) return visit(*block.attention.ptr());
@@ -16,6 +16,8 @@ decltype(auto) visit_attention(const TransformerBlockImpl& block, const Visit& v
 
 /// The rotary embedding of the block's self-attention; empty if there is none.
 inline RotaryEmbedding& rotary_of(const TransformerBlockImpl& block) {
+  if (!block.options.self_attention())
+    return block.cross_attention.ptr()->rotary;  // which has none
   return visit_attention(block,
                          [](auto& attention) -> RotaryEmbedding& { return attention.rotary; });
 }
@@ -25,7 +27,7 @@ inline std::shared_ptr<const SharedSequence> shared_sequence_of(const Transforme
   return block.attention ? block.attention->shared_sequence : nullptr;
 }
 
-/// The first Linear of an attention, which says how processes share its block.
+/// The first Linear of an attention, or of a block, which says how processes share the block.
 /// @{
 inline const torch::nn::Linear& first_linear(const GroupQueryAttentionImpl& attention) {
   return attention.fc_q;
@@ -34,6 +36,7 @@ inline const torch::nn::Linear& first_linear(const LatentAttentionImpl& attentio
   return attention.fc_kv_down;
 }
 inline const torch::nn::Linear& first_linear(const TransformerBlockImpl& block) {
+  if (!block.options.self_attention()) return first_linear(*block.cross_attention);
   return visit_attention(block, [](const auto& attention) -> const torch::nn::Linear& {
     return first_linear(attention);
   });

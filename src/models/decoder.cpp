@@ -141,8 +141,8 @@ void DecoderImpl::reset() {
     position_embedding = register_module("position_embedding", PositionEmbedding(*positions));
   }
   if (options.embedding_norm()) {
-    embedding_norm =
-        register_module("embedding_norm", Norm(detail::norm_options(options.stack().block())));
+    const auto norm = detail::embedding_norm_options(kDecoder, options.stack().block());
+    embedding_norm = register_module("embedding_norm", Norm(norm));
   }
   stack = register_module("stack", Encoder(options.stack()));
   if (options.head() && !options.tied_head()) {

@@ -14,7 +14,11 @@ namespace heed::detail {
 /// The sequence that processes share, of which a model's tokens are this process's share; null if
 /// they do not share one.
 inline std::shared_ptr<const SharedSequence> shared_sequence(const Encoder& stack) {
-  return shared_sequence_of(*stack->blocks.ptr()->ptr<TransformerBlockImpl>(0));
+  for (const auto& block : *stack->blocks) {
+    auto sequence = shared_sequence_of(*block->as<TransformerBlockImpl>());
+    if (sequence) return sequence;
+  }
+  return nullptr;
 }
 
 /// The positions of tokens [B, L], for a model's position embedding: those of the inputs, or those

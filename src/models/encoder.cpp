@@ -1,18 +1,20 @@
 #include <ATen/core/functional.h>
 #include <heed/transformer.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/checks.h"
 #include "models/block_attention.h"
+#include "models/block_norms.h"
 #include "models/checkpointed_block.h"
-#include "models/norm_options.h"
 #include "modules/attentions/cached_sizes.h"
 #include "modules/attentions/given_inputs.h"
 #include "modules/caches/caches.h"
@@ -39,6 +41,12 @@ RelativePositionBiasImpl& bias_of(const torch::nn::ModuleList& biases, size_t i)
   return *biases.ptr()->ptr<RelativePositionBiasImpl>(i);
 }
 
+bool have_cross_attention(const torch::nn::ModuleList& blocks) {
+  return std::any_of(blocks->begin(), blocks->end(), [](const auto& block) {
+    return block->template as<TransformerBlockImpl>()->options.cross_attention();
+  });
+}
+
 /// The inputs of each block, made of a stack's: its projected memory, its relative bias, and the
 /// angles of its rotary embedding. Biases and angles are computed once for all blocks that share
 /// them.
@@ -50,7 +58,8 @@ class BlockInputs {
         biases_(stack.relative_biases),
         x_(x),
         inputs_(inputs),
-        own_(inputs) {
+        own_(inputs),
+        has_memory_(have_cross_attention(stack.blocks)) {
     const auto& blocks = stack.blocks;
     const auto size = inputs.projected_memory().size();
     HEED_CHECK(size == 0 || size == blocks->size(),
@@ -67,16 +76,32 @@ class BlockInputs {
 
   /// Returns the inputs of block i, which stay until the next call.
   const TransformerInputs& of(size_t i) {
+    const auto& block = block_of(blocks_, i);
     const auto& memories = inputs_.projected_memory();
     if (!memories.empty()) own_.projected_memory({memories[i]});
     if (biases_ && i < biases_->size())
       own_.relative_bias(bias_of(biases_, i).relative().relative_bias);
     const bool gives_angles = inputs_.rotary_angles() || (x_ != nullptr && inputs_.positions());
-    if (gives_angles) own_.rotary_angles(angles_of(block_of(blocks_, i)));
-    return own_;
+    if (gives_angles) own_.rotary_angles(angles_of(block));
+    const bool reads_memory = block.cross_attention || !has_memory_;  // or it refuses a memory
+    if (block.options.self_attention() && reads_memory) return own_;
+    part_ = block.options.self_attention() ? without_memory(own_) : memory_alone(own_);
+    return part_;
   }
 
  private:
+  /// The inputs of the self-attention.
+  static TransformerInputs without_memory(TransformerInputs inputs) {
+    return inputs.memory(std::nullopt).projected_memory({}).memory_mask(std::nullopt);
+  }
+  /// The inputs of the cross-attention.
+  static TransformerInputs memory_alone(const TransformerInputs& inputs) {
+    return TransformerInputs()
+        .memory(inputs.memory())
+        .projected_memory(inputs.projected_memory())
+        .memory_mask(inputs.memory_mask());
+  }
+
   std::optional<RotaryAngles> angles_of(const TransformerBlockImpl& block) {
     const auto& rotary = detail::rotary_of(block);
     if (!rotary) return std::nullopt;
@@ -92,7 +117,8 @@ class BlockInputs {
   const torch::nn::ModuleList &blocks_, &biases_;
   const at::Tensor* const x_;
   const TransformerInputs& inputs_;
-  TransformerInputs own_;
+  TransformerInputs own_, part_;
+  const bool has_memory_;  // a block of the stack reads one
   std::map<const RotaryEmbeddingImpl*, std::optional<RotaryAngles>> angles_;
 };
 
@@ -130,9 +156,6 @@ void check_blocks(const EncoderOptions& options) {
     HEED_CHECK(blocks[i].emb_dim() == first.emb_dim(),
                "{}: blocks[{}] emb_dim ({}) must equal block emb_dim ({})", kEncoder, i,
                blocks[i].emb_dim(), first.emb_dim());
-    HEED_CHECK(blocks[i].cross_attention() == first.cross_attention(),
-               "{}: blocks[{}] cross_attention ({}) must equal block cross_attention ({})",
-               kEncoder, i, blocks[i].cross_attention(), first.cross_attention());
     check_relative_bias(options, blocks[i]);
   }
 }
@@ -153,8 +176,11 @@ void share_rotary(const torch::nn::ModuleList& blocks) {
 
 /// The Linears that end in a block's residual connections.
 std::vector<const torch::nn::LinearImpl*> last_linears(const TransformerBlockImpl& block) {
-  std::vector<const torch::nn::LinearImpl*> last = {
-      detail::visit_attention(block, [](const auto& attention) { return attention.fc_o.get(); })};
+  std::vector<const torch::nn::LinearImpl*> last;
+  if (block.options.self_attention()) {
+    last.push_back(
+        detail::visit_attention(block, [](const auto& attention) { return attention.fc_o.get(); }));
+  }
   if (block.cross_attention) last.push_back(block.cross_attention->fc_o.get());
   for (const auto& module : block.feed_forward_module()->modules()) {
     const auto* layer = module->as<FeedForward>();
@@ -163,13 +189,24 @@ std::vector<const torch::nn::LinearImpl*> last_linears(const TransformerBlockImp
   return last;
 }
 
-/// Initializes a block as GPT-2 does, except a feed-forward layer of the user's own.
+/// The layers of the user's own that a block has.
+std::vector<std::shared_ptr<torch::nn::Module>> own_layers(const TransformerBlockImpl& block) {
+  std::vector<std::shared_ptr<torch::nn::Module>> own;
+  if (block.options.has_own_feed_forward()) own.push_back(block.feed_forward_module());
+  for (const auto& place : detail::kNormPlaces) {
+    if (block.options.has_own_norm()) own.push_back(block.norm_module(place.name));
+  }
+  return own;
+}
+
+/// Initializes a block as GPT-2 does, except layers of the user's own.
 void initialize(TransformerBlockImpl& block, double residual_scale) {
   block.reset_parameters();
   const auto last = last_linears(block);
-  const auto users = block.options.has_own_feed_forward() ? block.feed_forward_module() : nullptr;
+  const auto own = own_layers(block);
   for (const auto& child : block.children()) {
-    if (child != users) detail::initialize_linears(*child, last, residual_scale);
+    const bool is_own = std::count(own.begin(), own.end(), child) > 0;
+    if (!is_own) detail::initialize_linears(*child, last, residual_scale);
   }
 }
 
@@ -177,6 +214,7 @@ void initialize(TransformerBlockImpl& block, double residual_scale) {
 const TransformerBlockImpl& widest(const torch::nn::ModuleList& blocks) {
   const auto window = [](const TransformerBlockImpl& block) {
     constexpr auto kNone = std::numeric_limits<int64_t>::max();
+    if (!block.options.self_attention()) return int64_t{0};
     if (!block.attention) return kNone;
     return detail::causal_window(block.options.attention()).value_or(kNone);
   };
@@ -194,12 +232,22 @@ void check_equal_heads(const torch::nn::ModuleList& blocks) {
         block, [](const auto& attention) { return detail::cached_sizes(attention); });
     return std::tuple(own.groups, own.head_dim, own.value_head_dim);
   };
-  for (size_t i = 1; i < blocks->size(); ++i) {
-    HEED_CHECK(sizes(block_of(blocks, i)) == sizes(block_of(blocks, 0)),
-               "{}: blocks[{}] key/value heads must equal those of blocks[0] in number and size "
+  std::optional<size_t> first;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    if (!block_of(blocks, i).options.self_attention()) continue;
+    if (!first) first = i;
+    HEED_CHECK(sizes(block_of(blocks, i)) == sizes(block_of(blocks, *first)),
+               "{}: blocks[{}] key/value heads must equal those of blocks[{}] in number and size "
                "with a PagedKVCache",
-               kEncoder, i);
+               kEncoder, i, *first);
   }
+}
+
+/// The number of blocks with self-attention, each of which is a layer of a PagedKVCache.
+int64_t cached_layers(const torch::nn::ModuleList& blocks) {
+  return std::count_if(blocks->begin(), blocks->end(), [](const auto& block) {
+    return block->template as<TransformerBlockImpl>()->options.self_attention();
+  });
 }
 
 /// The way in which processes share the blocks.
@@ -231,13 +279,15 @@ void EncoderImpl::reset() {
     for (int64_t i = 0; i < count; ++i) relative_biases->push_back(RelativePositionBias(*bias));
   }
   if (options.final_norm().value_or(block.norm_placement() == NormPlacement::pre)) {
-    final_norm = register_module("final_norm", Norm(detail::norm_options(block)));
+    detail::make_norm(kEncoder, *this, "final_norm", block, final_norm, own_final_norm_);
   }
   if (!detail::UninitializedParameters::are_made()) reset_parameters();
 }
 
 std::shared_ptr<torch::nn::Module> EncoderImpl::clone(
     const std::optional<at::Device>& device) const {
+  // LibTorch would pass over a norm of the user's that has no `clone`, whose own throws.
+  if (!own_final_norm_.is_empty()) own_final_norm_.ptr()->clone(device);
   auto copy = Cloneable::clone(device);
   const auto& copies = copy->as<EncoderImpl>()->blocks;
   // Rotary embeddings are not registered: each copied block has made one of its own.
@@ -269,8 +319,13 @@ void EncoderImpl::pretty_print(std::ostream& stream) const {
       .option("checkpointing", options.checkpointing(), false);
 }
 
+std::shared_ptr<torch::nn::Module> EncoderImpl::final_norm_module() const {
+  if (final_norm) return final_norm.ptr();
+  return own_final_norm_.is_empty() ? nullptr : own_final_norm_.ptr();
+}
+
 at::Tensor EncoderImpl::finished(const at::Tensor& x) const {
-  const auto normed = final_norm ? final_norm.ptr()->forward(x) : x;
+  const auto normed = detail::apply_norm(kEncoder, final_norm, own_final_norm_, x);
   return detail::drop_out(normed, options.final_dropout(), is_training());
 }
 
@@ -307,16 +362,20 @@ at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, std::vector<KVCache>
 
 at::Tensor EncoderImpl::forward_cached(const at::Tensor& x, PagedStep& step, int64_t first_layer,
                                        const TransformerInputs& inputs) const {
-  const auto layers = step.options().layers(), count = static_cast<int64_t>(blocks->size());
+  const auto layers = step.options().layers(), count = cached_layers(blocks);
   HEED_CHECK(first_layer >= 0 && first_layer <= layers - count,
-             "{}: first_layer ({}) must be at least 0 and leave num_layers ({}) of the cache's "
-             "layers ({})",
-             kEncoder, first_layer, count, layers);
+             "{}: first_layer ({}) must be at least 0 and leave {} ({}) of the cache's layers ({})",
+             kEncoder, first_layer,
+             count == options.num_layers() ? "num_layers" : "the blocks with self-attention", count,
+             layers);
   detail::check_no_dropout(kEncoder, "final_dropout", options.final_dropout(), is_training());
   BlockInputs own(*this, nullptr, inputs);
   auto result = x;
-  for (int64_t i = 0; i < count; ++i) {
-    result = block_of(blocks, i).forward_cached(result, step, first_layer + i, own.of(i));
+  auto layer = first_layer;
+  for (size_t i = 0; i < blocks->size(); ++i) {
+    const auto& block = block_of(blocks, i);
+    result = block.forward_cached(result, step, layer, own.of(i));
+    if (block.options.self_attention()) ++layer;
   }
   return finished(result);
 }
@@ -325,7 +384,7 @@ PagedKVCache EncoderImpl::make_paged_cache(int64_t pages,
                                            const PagedCacheOptions& cache_options) const {
   check_equal_heads(blocks);
   auto own = cache_options;
-  own.layers(cache_options.layers().value_or(static_cast<int64_t>(blocks->size())));
+  own.layers(cache_options.layers().value_or(cached_layers(blocks)));
   return widest(blocks).make_paged_cache(pages, own);
 }
 
@@ -341,8 +400,11 @@ std::tuple<at::Tensor, std::vector<AttentionWeights>> EncoderImpl::forward_with_
 }
 
 std::vector<ProjectedMemory> EncoderImpl::project_memory(const at::Tensor& memory) const {
-  return c10::fmap(*blocks, [&](const auto& block) {
-    return block->template as<TransformerBlockImpl>()->project_memory(memory);
+  const bool has_memory = have_cross_attention(blocks);
+  return c10::fmap(*blocks, [&](const auto& module) {
+    const auto& block = *module->template as<TransformerBlockImpl>();
+    const bool reads_memory = block.cross_attention || !has_memory;  // or it refuses a memory
+    return reads_memory ? block.project_memory(memory) : ProjectedMemory({}, {});
   });
 }
 

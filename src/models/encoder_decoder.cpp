@@ -1,6 +1,7 @@
 #include <heed/encoder_decoder.h>
 
 #include "core/checks.h"
+#include "models/block_options.h"
 #include "modules/layers/embedding.h"
 #include "modules/module_checks.h"
 #include "modules/print.h"
@@ -23,6 +24,15 @@ void check_target_inputs(const TransformerInputs& inputs) {
              kEncoderDecoder);
 }
 
+/// Throws if a block of the decoder does not take what an encoder of this width returns.
+void check_width_of_memory(const TransformerBlockOptions& block, int64_t width) {
+  const bool has_own = block.cross_attention_layer().has_value();
+  HEED_CHECK(!block.cross_attention() || detail::memory_width(block) == width,
+             "{}: decoder {} ({}) must equal encoder emb_dim ({})", kEncoderDecoder,
+             has_own ? "cross_attention key_emb_dim" : "emb_dim", detail::memory_width(block),
+             width);
+}
+
 void check_source_and_target(const at::Tensor& source, const at::Tensor& target) {
   detail::check_defined(kEncoderDecoder, "source", source);
   detail::check_defined(kEncoderDecoder, "target", target);
@@ -39,10 +49,9 @@ EncoderDecoderImpl::EncoderDecoderImpl(const EncoderDecoderOptions& options) : o
 void EncoderDecoderImpl::check_options() const {
   const auto& stack = stack_of(options.encoder());
   const auto& decoder = options.decoder();
-  const auto width = stack.block().attention().emb_dim();
-  HEED_CHECK(decoder.stack().block().attention().emb_dim() == width,
-             "{}: decoder emb_dim ({}) must equal encoder emb_dim ({})", kEncoderDecoder,
-             decoder.stack().block().attention().emb_dim(), width);
+  const auto width = stack.block().emb_dim();
+  check_width_of_memory(decoder.stack().block(), width);
+  for (const auto& block : decoder.stack().blocks()) check_width_of_memory(block, width);
   HEED_CHECK(!stack.block().cross_attention(), "{}: encoder cross_attention must be false",
              kEncoderDecoder);
   HEED_CHECK(decoder.stack().block().cross_attention(), "{}: decoder cross_attention must be true",
@@ -54,9 +63,10 @@ void EncoderDecoderImpl::check_options() const {
              "token_embedding",
              kEncoderDecoder, text->vocab_size(), decoder.vocab_size());
   const auto embedding_dim = text->embedding_dim().value_or(width);
-  HEED_CHECK(embedding_dim == width,
+  const auto shared_dim = decoder.stack().block().emb_dim();
+  HEED_CHECK(embedding_dim == shared_dim,
              "{}: encoder embedding_dim ({}) must equal emb_dim ({}) without token_embedding",
-             kEncoderDecoder, embedding_dim, width);
+             kEncoderDecoder, embedding_dim, shared_dim);
 }
 
 void EncoderDecoderImpl::reset() {

@@ -10,6 +10,7 @@
 #include "core/checks.h"
 #include "core/seen_tensors.h"
 #include "models/block_attention.h"
+#include "models/block_norms.h"
 #include "modules/count.h"
 
 namespace heed {
@@ -105,19 +106,24 @@ int64_t weights_per_token(const torch::nn::Module& layer) {
   return (Count(count.value() - of_all) + Count(mixture->options.top_k()) * expert).value();
 }
 
+/// A norm of the user's may have Linears.
+void add_norm(Parts& parts, const torch::nn::Module& norm, const Sizes& sizes) {
+  parts.add("norm", norm, sizes.tokens() * weights_per_token(norm));
+}
+
 void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
   if (stack.relative_biases) {
     for (const auto& bias : *stack.relative_biases) parts.add("relative bias", *bias);
   }
   for (const auto& child : *stack.blocks) {
     const auto& block = *child->as<TransformerBlockImpl>();
-    detail::visit_attention(block, [&](const auto& attention) {
-      parts.add("attention", attention, attention_cost(attention, sizes.batch, sizes.length));
-    });
-    for (const auto* norm : {&block.attention_norm, &block.attention_output_norm,
-                             &block.cross_attention_norm, &block.cross_attention_output_norm,
-                             &block.feed_forward_norm, &block.feed_forward_output_norm}) {
-      if (*norm) parts.add("norm", **norm);
+    if (block.options.self_attention()) {
+      detail::visit_attention(block, [&](const auto& attention) {
+        parts.add("attention", attention, attention_cost(attention, sizes.batch, sizes.length));
+      });
+    }
+    for (const auto& place : detail::kNormPlaces) {
+      if (const auto norm = block.norm_module(place.name)) add_norm(parts, *norm, sizes);
     }
     if (block.cross_attention) {
       parts.add(
@@ -133,7 +139,7 @@ void add_stack(Parts& parts, const EncoderImpl& stack, const Sizes& sizes) {
       if (scale.defined()) parts.add("layer scale", scale);
     }
   }
-  if (stack.final_norm) parts.add("norm", *stack.final_norm);
+  if (const auto norm = stack.final_norm_module()) add_norm(parts, *norm, sizes);
 }
 
 void add_decoder(Parts& parts, const DecoderImpl& model, const Sizes& sizes) {

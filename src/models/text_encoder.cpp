@@ -93,8 +93,8 @@ void TextEncoderImpl::reset() {
         "type_embedding", detail::make_embedding(options.type_vocab_size(), embedding_dim));
   }
   if (options.embedding_norm()) {
-    embedding_norm =
-        register_module("embedding_norm", Norm(detail::norm_options(block).dim(embedding_dim)));
+    const auto norm = detail::embedding_norm_options(kTextEncoder, block).dim(embedding_dim);
+    embedding_norm = register_module("embedding_norm", Norm(norm));
   }
   if (embedding_dim != width) {
     embedding_projection =

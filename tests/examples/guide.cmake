@@ -55,6 +55,7 @@ attend takes block
 gated \\[2, 10, 64\\]
 block
 .*own layer: \\[2, 10, 64\\]
+own norm: \\[64\\] \\[2, 10, 64\\]
 experts: 8
 .*8 loaded, 0 missing")
 if(TARGET guide_distributed AND python)

@@ -100,6 +100,14 @@ void visit_models(const Visit& visit) {
   visit("parallel",
         TransformerBlock(block_options(E, H, G).parallel(true).shared_norm(true).dropout(0.1)), x,
         kSelf);
+  auto crossing = block_options(E, H, G).cross_attention(
+      GroupQueryAttentionOptions(E, 2, 1).key_emb_dim(5).value_emb_dim(5));
+  visit("cross-attention alone", TransformerBlock(crossing.self_attention(false).skip_scale(1.5)),
+        x, [](auto& block, const at::Tensor& input) {
+          return block->forward(input, TransformerInputs().memory(input.narrow(2, 0, 5)));
+        });
+  const LayerFactory own_norm = [] { return torch::nn::AnyModule(Norm(NormOptions(E))); };
+  visit("norms by a function", TransformerBlock(block_options(E, H, G).norm(own_norm)), x, kSelf);
   visit("layer scale", TransformerBlock(block_options(E, H, G).layer_scale(0.1)), x, kSelf);
   auto local = plain;
   local.attention().window(3);

@@ -168,8 +168,9 @@ TEST(BlockAttention, IsReadByItsKind) {
 }
 
 TEST(BlockAttention, IsRefusedWhereItDoesNotFit) {
-  EXPECT_ERROR("TransformerBlock: cross_attention must be false with LatentAttentionOptions",
-               TransformerBlock(with_latent().cross_attention(true)));
+  EXPECT_ERROR(
+      "TransformerBlock: cross_attention must have options of its own with LatentAttentionOptions",
+      TransformerBlock(with_latent().cross_attention(true)));
   EXPECT_ERROR("TransformerBlock: feed_forward emb_dim (32) must equal attention emb_dim (16)",
                TransformerBlock(with_latent(LatentAttentionOptions(16, H, R))));
   DecoderOptions decoder(V, with_latent(latent_options().causal(false)), 1);

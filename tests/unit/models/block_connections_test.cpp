@@ -7,9 +7,9 @@
 #include <heed/autocast.h>
 #include <heed/decoder.h>
 #include <heed/model_cost.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -32,44 +32,12 @@ constexpr int64_t B = 2, E = 32, H = 4, G = 2, L = 9, V = 40;
 constexpr NormPlacement kPlacements[] = {NormPlacement::pre, NormPlacement::post,
                                          NormPlacement::sandwich, NormPlacement::output};
 
-/// Another value for every norm, bias and factor, so that none can stand for another.
-template <typename Module>
-Module with_random_vectors(Module module) {
-  const at::NoGradGuard no_grad;
-  for (auto& parameter : module->parameters()) {
-    if (parameter.dim() == 1) parameter.uniform_(0.5, 1.5);
-  }
-  module->eval();
-  return module;
-}
-
-ReferenceBlock reference_of(const TransformerBlock& block) {
-  ReferenceBlock reference{ReferenceBlock::parameters_of(*block), H, G};
-  reference.placement = block->options.norm_placement();
-  reference.residual_scale = block->options.residual_scale();
-  reference.causal = block->options.causal();
-  return reference;
-}
-
-/// Outputs and gradients of all parameters, of x and of the memory, if there is one.
-void expect_is_the_reference(const TransformerBlockOptions& options) {
+/// Output and gradients of a block of these options.
+void expect_is_right(const TransformerBlockOptions& options) {
   auto block = with_random_vectors(TransformerBlock(options));
   block->to(at::kDouble);
-  auto leaves = block->parameters();
-  const auto x = leaves.emplace_back(uniform({B, L, E}, at::kDouble).requires_grad_());
-  at::Tensor memory;
-  TransformerInputs inputs;
-  if (options.cross_attention()) {
-    memory = leaves.emplace_back(uniform({B, 7, E}, at::kDouble).requires_grad_());
-    inputs.memory(memory);
-  }
-  const auto output = block.ptr()->forward(x, inputs);
-  const auto expected = reference_of(block)(x, memory);
-  EXPECT_TRUE(are_alike({output}, {expected}, 1e-12));
-  const auto direction = uniform({B, L, E}, at::kDouble);
-  // Sums over 18 tokens and 32 elements, in another order.
-  EXPECT_TRUE(are_alike(torch::autograd::grad({output}, leaves, {direction}),
-                        torch::autograd::grad({expected}, leaves, {direction}), 1e-10));
+  const auto memory = options.cross_attention() ? uniform({B, 7, E}, at::kDouble) : at::Tensor();
+  expect_is_the_reference(block, reference_of(block), uniform({B, L, E}, at::kDouble), memory);
 }
 
 TEST(BlockConnections, LearnTheFactorsOfLayerScale) {
@@ -79,10 +47,36 @@ TEST(BlockConnections, LearnTheFactorsOfLayerScale) {
     auto options = block_options(E, H, G);
     options.attention().key_bias(false);  // softmax cancels it: its gradient is rounding alone
     options.norm_placement(placement).layer_scale(1e-5);
-    expect_is_the_reference(options);
-    expect_is_the_reference(TransformerBlockOptions(options).cross_attention(true));
-    expect_is_the_reference(TransformerBlockOptions(options).residual_scale(-0.3));
+    expect_is_right(options);
+    expect_is_right(TransformerBlockOptions(options).cross_attention(true));
+    expect_is_right(TransformerBlockOptions(options).residual_scale(-0.3));
   }
+}
+
+/// DeepNorm is the case of post.
+TEST(BlockConnections, ScaleTheInputsOfLayers) {
+  torch::manual_seed(moved(6));
+  for (const auto placement : kPlacements) {
+    SCOPED_TRACE(to_string(placement));
+    auto options = block_options(E, H, G);
+    options.attention().key_bias(false);
+    options.norm_placement(placement).skip_scale(1.7);
+    expect_is_right(options);
+    expect_is_right(
+        TransformerBlockOptions(options).cross_attention(true).residual_scale(0.4).layer_scale(
+            0.2));
+  }
+  const auto x = uniform({B, L, E}, at::kFloat);
+  auto parallel =
+      with_random_vectors(TransformerBlock(block_options(E, H, G).parallel(true).skip_scale(-0.5)));
+  const auto layers = parallel->attention(parallel->attention_norm(x)) +
+                      parallel->feed_forward(parallel->feed_forward_norm(x));
+  EXPECT_TRUE(are_alike({parallel(x)}, {layers - 0.5 * x}, 8 * unit_roundoff(at::kFloat)));
+  EXPECT_EQ(printed(parallel),
+            "heed::TransformerBlock(norm=layer_norm, norm_placement=pre, parallel=true, "
+            "skip_scale=-0.5, dropout=0)");
+  EXPECT_ERROR("TransformerBlock: skip_scale (0) must be finite and not 0",
+               TransformerBlock(block_options(E, H, G).skip_scale(0.0)));
 }
 
 TEST(BlockConnections, ScaleParallelLayers) {
@@ -128,7 +122,7 @@ TEST(BlockConnections, BeginWithTheGivenFactor) {
 }
 
 DecoderOptions scaled_decoder() {
-  return {V, llama_options(E, H, G).layer_scale(0.3), /*num_layers=*/2};
+  return {V, llama_options(E, H, G).layer_scale(0.3).skip_scale(1.2), /*num_layers=*/2};
 }
 
 TEST(BlockConnections, DecodeFromCaches) {

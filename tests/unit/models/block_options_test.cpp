@@ -269,9 +269,6 @@ TEST(Encoder, RefusesBlocksThatDoNotFitTogether) {
   EXPECT_EQ(error({}), "EncoderOptions: blocks must not be empty");
   EXPECT_EQ(error({plain, block_options(2 * E, H, G)}),
             "Encoder: blocks[1] emb_dim (64) must equal block emb_dim (32)");
-  auto crossed = plain;
-  EXPECT_EQ(error({plain, crossed.cross_attention(true)}),
-            "Encoder: blocks[1] cross_attention (true) must equal block cross_attention (false)");
   EXPECT_ERROR("Encoder: blocks size (2) must equal num_layers (3)",
                Encoder{EncoderOptions(plain, 3).blocks({plain, plain})});
   const Decoder decoder(DecoderOptions(V, EncoderOptions({plain, block_options(E, H, 4)})));

@@ -132,8 +132,8 @@ TEST(NumberOptions, OfModelsTakeNoBool) {
                                      HEED_OPTION(type_vocab_size), HEED_OPTION(dropout),
                                      HEED_OPTION(end_token), HEED_OPTION(projection_dim));
   expect_numbers<TransformerBlockOptions>(HEED_OPTION(norm_eps), HEED_OPTION(residual_scale),
-                                          HEED_OPTION(layer_scale), HEED_OPTION(dropout),
-                                          HEED_OPTION(feed_forward_dropout));
+                                          HEED_OPTION(layer_scale), HEED_OPTION(skip_scale),
+                                          HEED_OPTION(dropout), HEED_OPTION(feed_forward_dropout));
 }
 
 TEST(NumberOptions, TakeNoBoolInConstructors) {

@@ -2,29 +2,41 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/erf.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
+#include <gtest/gtest.h>
 #include <heed/transformer.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
+
+#include "support/expect.h"
+#include "support/inputs.h"
 
 namespace heed::test {
 
-/// A transformer block with layer_norm and gelu as its definition reads, in float64, from
-/// parameters by their names. It shares no code with src.
+/// A transformer block with gelu as its definition reads, in float64, from parameters by their
+/// names. It shares no code with src.
 struct ReferenceBlock {
-  std::map<std::string, at::Tensor> parameters;
-  int64_t heads, groups;
-  bool causal = false;
-  NormPlacement placement = NormPlacement::pre;
-  double residual_scale = 1.0;
+  using Layer = std::function<at::Tensor(const std::string& name, const at::Tensor& x)>;
 
-  /// The parameters of a module in float64.
+  std::map<std::string, at::Tensor> parameters;
+  int64_t heads = 1, groups = 1;
+  bool causal = false, self_attention = true, memory_norm = false;
+  NormPlacement placement = NormPlacement::pre;
+  double residual_scale = 1.0, skip_scale = 1.0;
+  std::optional<int64_t> cross_heads, cross_groups;  // where they are not those above
+  Layer own_norm;                                    // in place of layer_norm
+
+  /// The parameters of a module by their names.
   static std::map<std::string, at::Tensor> parameters_of(const torch::nn::Module& module) {
     std::map<std::string, at::Tensor> found;
     for (const auto& item : module.named_parameters()) found[item.key()] = item.value();
@@ -39,6 +51,7 @@ struct ReferenceBlock {
   }
 
   at::Tensor norm(const std::string& name, const at::Tensor& x) const {
+    if (own_norm) return own_norm(name, x);
     const auto centered = x - x.mean(-1, /*keepdim=*/true);
     const auto variance = centered.square().mean(-1, /*keepdim=*/true);
     return centered / (variance + 1e-5).sqrt() * parameters.at(name + ".weight") +
@@ -72,40 +85,93 @@ struct ReferenceBlock {
     return linear("feed_forward.fc_out", active);
   }
 
-  /// The output of a layer as it is added to x.
-  at::Tensor scaled(const std::string& name, const at::Tensor& output) const {
+  /// The input of a layer and the output, added.
+  at::Tensor sum(const std::string& name, const at::Tensor& x, const at::Tensor& output) const {
     const auto factors = name + "_layer_scale";
     const auto own = has(factors) ? output * parameters.at(factors) : output;
-    return own * residual_scale;
+    return skip_scale * x + own * residual_scale;
   }
 
   template <typename Layer>
   at::Tensor connected(const std::string& name, const at::Tensor& x, const Layer& layer) const {
-    const auto own_norm = name + "_norm";
+    const auto before = name + "_norm";
     switch (placement) {
       case NormPlacement::pre:
-        return x + scaled(name, layer(norm(own_norm, x)));
+        return sum(name, x, layer(norm(before, x)));
       case NormPlacement::post:
-        return norm(own_norm, x + scaled(name, layer(x)));
+        return norm(before, sum(name, x, layer(x)));
       case NormPlacement::sandwich:
-        return x + scaled(name, norm(name + "_output_norm", layer(norm(own_norm, x))));
+        return sum(name, x, norm(name + "_output_norm", layer(norm(before, x))));
       case NormPlacement::output:
-        return x + scaled(name, norm(own_norm, layer(x)));
+        return sum(name, x, norm(before, layer(x)));
     }
     return {};
   }
 
   at::Tensor operator()(const at::Tensor& x, const at::Tensor& memory = {}) const {
-    auto result = connected("attention", x, [&](const at::Tensor& t) {
-      return attention("attention", t, t, heads, groups, causal);
-    });
+    auto result = x;
+    if (self_attention) {
+      result = connected("attention", x, [&](const at::Tensor& t) {
+        return attention("attention", t, t, heads, groups, causal);
+      });
+    }
     if (memory.defined()) {
+      const auto source = memory_norm ? norm("cross_attention_norm", memory) : memory;
       result = connected("cross_attention", result, [&](const at::Tensor& t) {
-        return attention("cross_attention", t, memory, heads, groups, false);
+        return attention("cross_attention", t, source, cross_heads.value_or(heads),
+                         cross_groups.value_or(groups), false);
       });
     }
     return connected("feed_forward", result, [&](const at::Tensor& t) { return feed_forward(t); });
   }
 };
+
+/// Another value for every norm, bias and factor, so that none can stand for another.
+template <typename Module>
+Module with_random_vectors(Module module) {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : module->parameters()) {
+    if (parameter.dim() == 1) parameter.uniform_(0.5, 1.5);
+  }
+  module->eval();
+  return module;
+}
+
+/// The reference of a block whose self-attention is a GroupQueryAttention.
+inline ReferenceBlock reference_of(const TransformerBlock& block) {
+  const auto& options = block->options;
+  ReferenceBlock reference;
+  reference.parameters = ReferenceBlock::parameters_of(*block);
+  reference.heads = options.attention().head_num();
+  reference.groups = options.attention().group_num();
+  reference.causal = options.causal();
+  reference.self_attention = options.self_attention();
+  reference.memory_norm = options.memory_norm();
+  reference.placement = options.norm_placement();
+  reference.residual_scale = options.residual_scale();
+  reference.skip_scale = options.skip_scale();
+  if (const auto& cross = options.cross_attention_layer()) {
+    reference.cross_heads = cross->head_num();
+    reference.cross_groups = cross->group_num();
+  }
+  return reference;
+}
+
+/// Compares a block's output, and the gradients of all parameters, of x and of the memory, which
+/// may be undefined, with those of the reference.
+inline void expect_is_the_reference(const TransformerBlock& block, const ReferenceBlock& reference,
+                                    const at::Tensor& x, const at::Tensor& memory = {}) {
+  auto leaves = block->parameters();
+  leaves.push_back(x.requires_grad_());
+  TransformerInputs inputs;
+  if (memory.defined()) inputs.memory(leaves.emplace_back(memory.requires_grad_()));
+  const auto output = block.ptr()->forward(x, inputs);
+  const auto expected = reference(x, memory);
+  EXPECT_TRUE(are_alike({output}, {expected}, 1e-12));
+  const auto direction = uniform(x.sizes(), at::kDouble);
+  // Sums over some tens of tokens and elements, in another order.
+  EXPECT_TRUE(are_alike(torch::autograd::grad({output}, leaves, {direction}),
+                        torch::autograd::grad({expected}, leaves, {direction}), 1e-10));
+}
 
 }  // namespace heed::test
