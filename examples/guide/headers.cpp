@@ -676,17 +676,17 @@ void run_all() {
   run(add_adapter, alibi, attend, attend_varlen, attend_options, attend_path, attention,
       attention_inputs, autocast, beam_search, beam_search_of_targets, block_mask, checkpoint, cost,
       decoder, differential_attention, feed_forward, feed_forward_of_ones_own, feed_forward_layers,
-      norms_and_memories, attention_layers, latent_attention_in_a_block, mixture_of_experts, routing_record,
-      mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler, group_query_attention, kv_cache,
-      fixed_kv_cache, paged_kv_cache, memory_rows, quantize, latent_attention, deepseek_attention,
-      linear, linear_cross_entropy, masks, merge_attention, model_cost,
-      multi_head_attention_function, multi_head_attention, multi_head_attention_base, name_maps,
-      pack_weights, save_weights, save_tensors, load_weights_of_a_stream, named_tensors, norm,
-      position_embedding, projected_memory, qk_norm, relative_position_bias, residual_attention,
-      rotary_embedding, sampling, scaled_dot_product_attention, self_attention, transformer_block,
-      transformer_inputs, encoder, text_encoder, head_transform, sequence_classifier,
-      token_classifier, masked_language_model, encoder_decoder, frame_encoder, pool_tokens,
-      image_encoder, attention_pooling, load_weights);
+      norms_and_memories, attention_layers, latent_attention_in_a_block, mixture_of_experts,
+      routing_record, mixture_in_a_block, clip_grad_norm, fused_adamw, grad_scaler,
+      group_query_attention, kv_cache, fixed_kv_cache, paged_kv_cache, memory_rows, quantize,
+      latent_attention, deepseek_attention, linear, linear_cross_entropy, masks, merge_attention,
+      model_cost, multi_head_attention_function, multi_head_attention, multi_head_attention_base,
+      name_maps, pack_weights, save_weights, save_tensors, load_weights_of_a_stream, named_tensors,
+      norm, position_embedding, projected_memory, qk_norm, relative_position_bias,
+      residual_attention, rotary_embedding, sampling, scaled_dot_product_attention, self_attention,
+      transformer_block, transformer_inputs, encoder, text_encoder, head_transform,
+      sequence_classifier, token_classifier, masked_language_model, encoder_decoder, frame_encoder,
+      pool_tokens, image_encoder, attention_pooling, load_weights);
 }
 
 }  // namespace header

@@ -41,7 +41,7 @@ void check_given_memory(const at::Tensor& memory, const GroupQueryAttention& cro
 }
 
 void check_block_memory(const TransformerBlockImpl& block, const at::Tensor& x,
-                  const TransformerInputs& inputs, bool in_step) {
+                        const TransformerInputs& inputs, bool in_step) {
   const auto& attention = block.cross_attention;
   const bool is_given = inputs.memory() || !inputs.projected_memory().empty();
   HEED_CHECK(is_given == !attention.is_empty(), "{}: memory must be {}", kBlock,

@@ -66,7 +66,8 @@ void check_block_attentions(const TransformerBlockOptions& options) {
   HEED_CHECK(is_grouped || !options.cross_attention() || options.cross_attention_layer(),
              "{}: cross_attention must have options of its own with LatentAttentionOptions",
              kBlock);
-  if (options.cross_attention() && options.cross_attention_layer()) check_own_cross_attention(options);
+  if (options.cross_attention() && options.cross_attention_layer())
+    check_own_cross_attention(options);
 }
 
 void check_block_norms(const TransformerBlockOptions& options) {
@@ -177,9 +178,10 @@ FeedForwardOptions& TransformerBlockOptions::feed_forward() {
 
 const NormKind& TransformerBlockOptions::norm() const {
   const auto* const kind = std::get_if<NormKind>(&norm_layer_);
-  HEED_CHECK(kind != nullptr,
-             "TransformerBlockOptions: norm must be a NormKind to be read; norm_layer() returns any "
-             "kind");
+  HEED_CHECK(
+      kind != nullptr,
+      "TransformerBlockOptions: norm must be a NormKind to be read; norm_layer() returns any "
+      "kind");
   return *kind;
 }
 

@@ -251,13 +251,14 @@ TEST(BlockMemory, ComesFromAnEncoderOfAnotherWidth) {
   const auto tokens = at::randint(V, {B, L}, at::kLong);
   const auto memory = model->encoder(tokens);
   EXPECT_EQ(memory.size(2), W);
-  EXPECT_TRUE(model(tokens, tokens).equal(
-      model->decoder->forward(tokens, TransformerInputs().memory(memory))));
+  EXPECT_TRUE(model(tokens, tokens)
+                  .equal(model->decoder->forward(tokens, TransformerInputs().memory(memory))));
   auto wrong = block;
   wrong.cross_attention(cross_options().key_emb_dim(W + 1).value_emb_dim(W + 1));
-  EXPECT_ERROR("EncoderDecoder: decoder cross_attention key_emb_dim (21) must equal encoder "
-               "emb_dim (20)",
-               EncoderDecoder(EncoderDecoderOptions(source, DecoderOptions(V, wrong, 2))));
+  EXPECT_ERROR(
+      "EncoderDecoder: decoder cross_attention key_emb_dim (21) must equal encoder "
+      "emb_dim (20)",
+      EncoderDecoder(EncoderDecoderOptions(source, DecoderOptions(V, wrong, 2))));
 }
 
 TEST(BlockMemory, IsRefusedWhereItDoesNotFit) {
@@ -272,10 +273,12 @@ TEST(BlockMemory, IsRefusedWhereItDoesNotFit) {
   EXPECT_EQ(error(own(GroupQueryAttentionOptions(E, H, G).key_emb_dim(W))),
             "TransformerBlock: cross_attention key_emb_dim (20) must equal value_emb_dim (32): the "
             "memory is both");
-  EXPECT_EQ(error(own(cross_options().causal(true))),
-            "TransformerBlock: cross_attention causal must not be given: all of the memory is seen");
-  EXPECT_EQ(error(own(cross_options().rotary(RotaryEmbeddingOptions(16)))),
-            "TransformerBlock: cross_attention rotary must not be given: all of the memory is seen");
+  EXPECT_EQ(
+      error(own(cross_options().causal(true))),
+      "TransformerBlock: cross_attention causal must not be given: all of the memory is seen");
+  EXPECT_EQ(
+      error(own(cross_options().rotary(RotaryEmbeddingOptions(16)))),
+      "TransformerBlock: cross_attention rotary must not be given: all of the memory is seen");
   EXPECT_EQ(error(block_options(E, H, G).self_attention(false)),
             "TransformerBlock: self_attention must be true without cross_attention");
   EXPECT_EQ(error(block_options(E, H, G).memory_norm(true)),
@@ -283,10 +286,8 @@ TEST(BlockMemory, IsRefusedWhereItDoesNotFit) {
   EXPECT_EQ(error(crossed().memory_norm(true)),
             "TransformerBlock: memory_norm must be false where cross_attention key_emb_dim (20) is "
             "not emb_dim (32)");
-  EXPECT_EQ(error(block_options(E, H, G)
-                      .cross_attention(true)
-                      .memory_norm(true)
-                      .norm_placement(NormPlacement::post)),
+  EXPECT_EQ(error(block_options(E, H, G).cross_attention(true).memory_norm(true).norm_placement(
+                NormPlacement::post)),
             "TransformerBlock: memory_norm must be false for norm_placement post");
   TransformerBlock block(crossed().self_attention(false));
   const auto x = at::zeros({B, L, E});
@@ -296,8 +297,7 @@ TEST(BlockMemory, IsRefusedWhereItDoesNotFit) {
                block->forward(x, TransformerInputs().memory(x)));
   EXPECT_ERROR("TransformerBlock: mask must be absent: there is no self-attention",
                block->forward(x, TransformerInputs(inputs).mask(at::ones({L, L}, at::kBool))));
-  EXPECT_ERROR("TransformerBlock: a PagedKVCache needs self-attention",
-               block->make_paged_cache(4));
+  EXPECT_ERROR("TransformerBlock: a PagedKVCache needs self-attention", block->make_paged_cache(4));
   const auto plain = block_options(E, H, G);
   Encoder stack(EncoderOptions({plain, plain}));
   EXPECT_ERROR("TransformerBlock: memory must be absent: there is no cross-attention",

@@ -219,15 +219,15 @@ TEST(OwnNorms, AreRefusedWhereTheyDoNotFit) {
       "TransformerBlock: norm_eps, norm_bias and norm_unit_offset must not be given with a norm of "
       "your own",
       TransformerBlock(decoder_block().norm_eps(1e-6)));
-  EXPECT_ERROR("TransformerBlock: name (\"norm\") must be that of a norm, such as "
-               "\"attention_norm\"",
-               cut->norm_module("norm"));
+  EXPECT_ERROR(
+      "TransformerBlock: name (\"norm\") must be that of a norm, such as "
+      "\"attention_norm\"",
+      cut->norm_module("norm"));
   EXPECT_ERROR("Decoder: embedding_norm must be false with norms of your own",
                Decoder(DecoderOptions(V, decoder_block(), 1).embedding_norm(true)));
   EXPECT_ERROR(
       "TextEncoder: embedding_norm must be false with norms of your own",
-      TextEncoder(
-          TextEncoderOptions(V, EncoderOptions(decoder_block(), 1)).embedding_norm(true)));
+      TextEncoder(TextEncoderOptions(V, EncoderOptions(decoder_block(), 1)).embedding_norm(true)));
 }
 
 TEST(OwnNorms, DropNothingWithACache) {
