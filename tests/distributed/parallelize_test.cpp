@@ -237,6 +237,13 @@ TEST(ParallelizeErrors, NameWhatCannotBeSplit) {
     own.feed_forward([] { return torch::nn::AnyModule(torch::nn::Linear(16, 16)); });
     EXPECT_EQ(refusal(*TransformerBlock(own), group, in_sequence),
               "parallelize: feed_forward must not be a layer of your own with sequence_parallel");
+    own = block_options();
+    own.norm([] { return torch::nn::AnyModule(Norm(NormOptions(16))); });
+    EXPECT_EQ(refusal(*TransformerBlock(own), group, in_sequence),
+              "parallelize: norm must not be a layer of your own with sequence_parallel");
+    own = block_options().cross_attention(true).memory_norm(true);
+    EXPECT_EQ(refusal(*TransformerBlock(own), group, in_sequence),
+              "parallelize: memory_norm must be false with sequence_parallel");
     EXPECT_ERROR("parallelize: group must not be null",
                  parallelize(*MultiHeadAttention(16, 4), nullptr));
   });

@@ -200,7 +200,7 @@ std::vector<TransformerBlockOptions> block_options() {
   post.norm_placement(NormPlacement::post).norm(NormKind::rms_norm).norm_eps(1e-3);
   post.feed_forward().activation(Activation::geglu);
   auto scaled = pre;
-  scaled.layer_scale(0.3);
+  scaled.layer_scale(0.3).skip_scale(1.3);
   return {pre, post, scaled};
 }
 
@@ -215,6 +215,10 @@ TEST(TensorParallel, SplitsBlocksAndEncoders) {
       expect_same<Encoder>(
           group, [&] { return Encoder(EncoderOptions(options, 2).checkpointing(true)); }, mask);
     }
+    const auto own = TransformerBlockOptions(attention_options()).norm([] {
+      return torch::nn::AnyModule(Norm(NormOptions(16)));
+    });
+    expect_same<Encoder>(group, [&] { return Encoder(EncoderOptions(own, 2)); });
     expect_same<ResidualAttention>(group, [] {
       return ResidualAttention(
           ResidualAttentionOptions(MultiHeadAttentionOptions(16, 4).dropout(0.0)).dropout(0.0));
@@ -279,6 +283,12 @@ std::vector<DecoderOptions> decoder_options() {
   all.push_back(DecoderOptions(12, block, 2));
   all.back().positions(PositionEmbeddingOptions(16).kind(PositionKind::learned).max_length(10));
   all.back().stack().checkpointing(true);
+  auto both = TransformerBlockOptions(attention_options())
+                  .layer_scale(0.4)
+                  .cross_attention(GroupQueryAttentionOptions(16, 4, 4).head_dim(3));
+  both.attention().causal(true);
+  const auto alone = TransformerBlockOptions(both).self_attention(false);
+  all.emplace_back(12, EncoderOptions({alone, both}));
   return all;
 }
 
