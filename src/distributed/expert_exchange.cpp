@@ -19,6 +19,7 @@ using torch::autograd::variable_list;
 /// The rows that come from each process.
 std::vector<int64_t> totals(const std::vector<std::vector<int64_t>>& counts) {
   std::vector<int64_t> sums;
+  sums.reserve(counts.size());
   for (const auto& each : counts) {
     sums.push_back(std::accumulate(each.begin(), each.end(), int64_t{0}));
   }
@@ -42,6 +43,7 @@ std::vector<at::Tensor> by_expert(const at::Tensor& rows, const ExpertExchange& 
   }
   const auto none = rows.narrow(0, 0, 0);
   std::vector<at::Tensor> of_experts;
+  of_experts.reserve(pieces.size());
   for (const auto& own : pieces) of_experts.push_back(joined_rows(own, none));
   return of_experts;
 }

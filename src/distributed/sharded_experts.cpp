@@ -20,7 +20,8 @@ using heed::detail::ExpertRows;
 constexpr auto kMixture = "MixtureOfExperts";
 
 /// The numbers that a process tells the others of a call, after those of their rows.
-enum Notice : int64_t { kFailed, kRecords, kRowsRecord, kExpertsRecord, kDtype, kNotices };
+constexpr int64_t kFailed = 0, kRecords = 1, kRowsRecord = 2, kExpertsRecord = 3, kDtype = 4;
+constexpr int64_t kNotices = 5;
 
 bool is_trained(const torch::nn::Module& experts) {
   const auto parameters = experts.parameters();
@@ -33,7 +34,7 @@ class Announcements {
  public:
   explicit Announcements(const at::Tensor& numbers) : numbers_(numbers.cpu()) {}
 
-  bool any(Notice notice) const { return column(notice).gt(0).any().item<bool>(); }
+  bool any(int64_t notice) const { return column(notice).gt(0).any().item<bool>(); }
 
   /// Throws, in all processes, if their calls do not fit together.
   void check() const {
@@ -63,7 +64,7 @@ class Announcements {
   }
 
  private:
-  at::Tensor column(Notice notice) const {
+  at::Tensor column(int64_t notice) const {
     return numbers_.select(1, numbers_.size(1) - kNotices + notice);
   }
 

@@ -34,8 +34,8 @@ const int64_t* emb_dim_of(const FeedForwardLayer& layer) {
 }
 
 /// Throws if cross-attention's own options do not fit the block.
-void check_own_cross_attention(const TransformerBlockOptions& options) {
-  const auto& own = *options.cross_attention_layer();
+void check_own_cross_attention(const TransformerBlockOptions& options,
+                               const GroupQueryAttentionOptions& own) {
   HEED_CHECK(own.emb_dim() == options.emb_dim(),
              "{}: cross_attention emb_dim ({}) must equal attention emb_dim ({})", kBlock,
              own.emb_dim(), options.emb_dim());
@@ -66,8 +66,8 @@ void check_block_attentions(const TransformerBlockOptions& options) {
   HEED_CHECK(is_grouped || !options.cross_attention() || options.cross_attention_layer(),
              "{}: cross_attention must have options of its own with LatentAttentionOptions",
              kBlock);
-  if (options.cross_attention() && options.cross_attention_layer())
-    check_own_cross_attention(options);
+  const auto& own = options.cross_attention_layer();
+  if (options.cross_attention() && own) check_own_cross_attention(options, *own);
 }
 
 void check_block_norms(const TransformerBlockOptions& options) {

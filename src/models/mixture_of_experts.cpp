@@ -8,7 +8,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <optional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -39,11 +39,11 @@ FeedForwardImpl& expert_of(const torch::nn::ModuleList& experts, size_t i) {
 template <typename Choose>
 at::Tensor run_shared(const detail::ExpertSharing& sharing, const torch::nn::ModuleList& experts,
                       const Choose& choose, const at::Tensor& rows, const ExpertRouting& routing) {
-  std::optional<detail::ExpertPlaces> all;  // those of all experts, as of one
+  std::unique_ptr<detail::ExpertPlaces> all;  // those of all experts, as of one
   const auto prepare = [&] {
     auto places = choose();
     const std::vector<int64_t> count = {places.order.numel()};
-    all.emplace(places.top_k, places.order, count);
+    all = std::make_unique<detail::ExpertPlaces>(places.top_k, places.order, count);
     const auto sorted = detail::gather_rows(rows, *all).front();
     return detail::ExpertRows{detail::cast_for_product(sorted), std::move(places.counts)};
   };

@@ -199,7 +199,7 @@ std::optional<at::Tensor> TextEncoderImpl::pooled_tokens(const at::Tensor& token
   if (options.pooling() == TextPooling::last || tokens.size(1) == 0) return std::nullopt;
   const auto end = options.end_token();
   if (!end) return tokens.eq(tokens.amax({1}, /*keepdim=*/true));
-  const auto ends = tokens.eq(*end);
+  auto ends = tokens.eq(*end);
   // Other devices are not waited for.
   HEED_CHECK(!tokens.is_cpu() || ends.any(1).all().item<bool>(),
              "{}: tokens must have end_token ({}) in each text", kTextEncoder, *end);

@@ -188,7 +188,7 @@ void TransformerBlockImpl::reset_parameters() {
   }
   for (const auto& scale :
        {attention_layer_scale, cross_attention_layer_scale, feed_forward_layer_scale}) {
-    if (scale.defined()) torch::nn::init::constant_(scale, *options.layer_scale());
+    if (scale.defined()) torch::nn::init::constant_(scale, options.layer_scale().value_or(1.0));
   }
 }
 

@@ -133,6 +133,7 @@ struct NameMap::Inverted {
     const auto size = entry.ours.size();
     for (size_t first = 0; first < ours.size(); first += size) {
       std::vector<int64_t> rows;
+      rows.reserve(size);
       for (size_t i = 0; i < size; ++i) rows.push_back(parts[first + i].size(0));
       const auto index = static_cast<int64_t>(first / size);
       const auto views = detail::unstacked(stack, index, rows, entry.layout);

@@ -31,18 +31,14 @@ struct Spelling {
   bool is_family = false;
 };
 
-/// Spellings; of several that fit equally, the first is meant.
-const std::vector<Spelling>& spellings() {
+constexpr auto kDecoder = "a Decoder", kText = "a TextEncoder", kImage = "an ImageEncoder";
+constexpr auto kBoth = "an Encoder with cross-attention", kHeads = "a MultiHeadAttention";
+
+std::vector<Spelling> spellings_of_decoders() {
   namespace maps = name_maps;
   const auto gpt_neox = [] { return maps::gpt_neox(/*heads=*/1); };  // the names alone matter
-  const auto dinov2 = [] { return maps::dinov2(); };
-  const auto dinov2_gated = [] { return maps::dinov2(/*gated=*/true); };
-  const auto registers = [] { return maps::dinov2_with_registers(); };
-  const auto registers_gated = [] { return maps::dinov2_with_registers(/*gated=*/true); };
-  constexpr auto kImage = "an ImageEncoder";
-  constexpr auto kDecoder = "a Decoder", kText = "a TextEncoder", kHeads = "a MultiHeadAttention";
-  constexpr auto kBoth = "an Encoder with cross-attention", kLatent = "a LatentAttention";
-  static const std::vector<Spelling> all = {
+  constexpr auto kLatent = "a LatentAttention";
+  return {
       {"gemma3()",
        kDecoder,
        maps::gemma3,
@@ -65,6 +61,16 @@ const std::vector<Spelling>& spellings() {
       {"deepseek_attention()", kLatent, maps::deepseek_attention, {"kv_a_proj_with_mqa"}},
       {"gpt_neox(heads)", kDecoder, gpt_neox, {"attention.query_key_value"}, true},
       {"gpt2()", kDecoder, maps::gpt2, {kGpt, "mlp.c_fc"}, true},
+  };
+}
+
+std::vector<Spelling> spellings_of_encoders() {
+  namespace maps = name_maps;
+  const auto dinov2 = [] { return maps::dinov2(); };
+  const auto dinov2_gated = [] { return maps::dinov2(/*gated=*/true); };
+  const auto registers = [] { return maps::dinov2_with_registers(); };
+  const auto registers_gated = [] { return maps::dinov2_with_registers(/*gated=*/true); };
+  return {
       {"distilbert()", kText, maps::distilbert, {"attention.q_lin"}, true},
       {"modernbert()", kText, maps::modernbert, {"attn.Wqkv", "mlp.Wi"}, true},
       {"clip_image()",
@@ -95,6 +101,12 @@ const std::vector<Spelling>& spellings() {
       {"roberta()", kText, maps::roberta, {"attention.self.query", "roberta"}, true},
       {"electra()", kText, maps::electra, {"attention.self.query", "electra"}, true},
       {"bert()", kText, maps::bert, {"attention.self.query"}, true},
+  };
+}
+
+std::vector<Spelling> spellings_of_layers() {
+  namespace maps = name_maps;
+  return {
       {"transformer_decoder()", kBoth, maps::transformer_decoder, {kTransformer, kCross}},
       {"transformer_encoder()", "an Encoder", maps::transformer_encoder, {kTransformer}},
       {"in_proj()", kHeads, maps::in_proj, {"in_proj_weight"}},
@@ -107,6 +119,17 @@ const std::vector<Spelling>& spellings() {
       {"packed_proj()", kHeads, maps::packed_proj, {"packed_proj"}},
       {"q_proj()", kHeads, maps::q_proj, {"q_proj", "out_proj"}},
   };
+}
+
+/// All spellings; of several that fit equally, the first is meant.
+const std::vector<Spelling>& spellings() {
+  static const auto all = [] {
+    auto found = spellings_of_decoders();
+    for (const auto& more : {spellings_of_encoders(), spellings_of_layers()}) {
+      found.insert(found.end(), more.begin(), more.end());
+    }
+    return found;
+  }();
   return all;
 }
 

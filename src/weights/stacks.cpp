@@ -19,10 +19,12 @@ std::string name_in_list(const std::string& list, int64_t index, const std::stri
 std::optional<Surroundings> find_in_list(const std::string& list, const std::string& part,
                                          const std::string& name) {
   const auto where = find_part(list, name);
-  const auto dot = where ? where->after.find('.') : std::string::npos;
+  if (!where) return std::nullopt;
+  const auto dot = where->after.find('.');
   if (dot == std::string::npos || dot == 0) return std::nullopt;
-  const bool is_index = std::all_of(where->after.begin(), where->after.begin() + dot,
-                                    [](unsigned char c) { return std::isdigit(c) != 0; });
+  const auto index = where->after.substr(0, dot);
+  const bool is_index =
+      std::all_of(index.begin(), index.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
   const auto inner = find_part(part, where->after.substr(dot + 1));
   if (!is_index || !inner || !inner->before.empty()) return std::nullopt;
   return Surroundings{where->before, inner->after};

@@ -165,7 +165,8 @@ Blueprint read_gpt_oss(const Config& config) {
     if (config.has(name) && config.object(name).empty()) config.refuse(name, "must have fields");
   }
   fields.read_rotary(rope);
-  const auto& scaling = fields.block.attention().rotary()->scaling();
+  const auto& rotary = fields.block.attention().rotary();
+  const auto scaling = rotary ? rotary->scaling() : std::nullopt;
   const auto* yarn = scaling ? std::get_if<YarnScaling>(&*scaling) : nullptr;
   check_repeats(config, "initial_context_length", "original_max_position_embeddings",
                 yarn != nullptr ? yarn->original_length() : kOriginal);

@@ -59,7 +59,8 @@ Activation activation_of(const Config& config, const std::string& field, const s
 
 Activation gated_activation_of(const Config& config, const std::string& field,
                                const std::string& name) {
-  return *find_activation(config, field, name, /*gated=*/true).gated;
+  const auto& found = find_activation(config, field, name, /*gated=*/true);
+  return found.gated.value_or(found.plain);
 }
 
 int64_t read_side(const Config& config, const std::string& name, int64_t otherwise) {

@@ -39,22 +39,23 @@ EncoderOptions read_stack(const Config& config, const TowerDefaults& defaults) {
   return {block, read_num_layers(config, "num_hidden_layers", 12)};
 }
 
-TextEncoderOptions read_texts(const Config& config, EncoderOptions stack, int64_t vocab_size,
+TextEncoderOptions read_texts(const Config& config, const EncoderOptions& stack, int64_t vocab_size,
                               int64_t length) {
   const auto width = stack.block().emb_dim();
   config.expect("is_decoder", {"false"});
   config.expect("add_cross_attention", {"false"});
-  return TextEncoderOptions(config.size("vocab_size", vocab_size), std::move(stack))
+  return TextEncoderOptions(config.size("vocab_size", vocab_size), stack)
       .positions(PositionEmbeddingOptions(width)
                      .kind(PositionKind::learned)
                      .max_length(config.size("max_position_embeddings", length)));
 }
 
-ImageEncoderOptions read_images(const Config& config, EncoderOptions stack, int64_t patch_size) {
+ImageEncoderOptions read_images(const Config& config, const EncoderOptions& stack,
+                                int64_t patch_size) {
   config.expect("is_decoder", {"false"});
   config.expect("add_cross_attention", {"false"});
   return ImageEncoderOptions(read_side(config, "image_size", 224),
-                             read_side(config, "patch_size", patch_size), std::move(stack))
+                             read_side(config, "patch_size", patch_size), stack)
       .channels(config.size("num_channels", 3))
       .crop(true);
 }
@@ -65,7 +66,7 @@ TextEncoderOptions read_clip_texts(const Config& config) {
   auto stack = read_stack(config, kClipText);
   stack.block().attention().causal(true);
   config.ignore({"dropout", "projection_dim"});
-  auto options = read_texts(config, std::move(stack), 49408, 77);
+  auto options = read_texts(config, stack, 49408, 77);
   const auto end = config.whole("eos_token_id", 49407, 0, INT32_MAX);
   if (end == kMistaken) return options.pooling(TextPooling::largest);
   return options.pooling(TextPooling::end).end_token(end);
@@ -121,46 +122,54 @@ std::optional<int64_t> read_own_dim(const Config& config) {
   return dim;
 }
 
-/// Describes a tower as part of a pair. `field` has its fields, and `other` those of the other one.
-template <typename Read>
-Blueprint tower_of_pair(const Config& config, const std::string& field, const std::string& type,
-                        const char* other, const Read& read, const NameMap& names) {
-  const auto fields = config.object(field);
-  fields.expect("model_type", {"\"" + type + "\""});
-  config.ignore({other, "initializer_factor", "logit_scale_init_value", "tie_word_embeddings"});
-  ModelPart part{field, type, std::nullopt, names};
-  return {read(fields), names, "", "", std::move(part)};
+/// A tower of a pair, and what its folder of its own has.
+struct Tower {
+  std::string field;  // of the pair's config.json: the object with the tower's fields
+  std::string type, architecture;
+  const char* other;  // the field of the other tower
+  NameMap names;
+};
+
+template <typename Options>
+Blueprint tower_of_pair(const Config& config, const Tower& tower,
+                        Options (*read)(const Config& config),
+                        const std::optional<int64_t>& projection_dim = std::nullopt) {
+  const auto fields = config.object(tower.field);
+  fields.expect("model_type", {"\"" + tower.type + "\""});
+  config.ignore(
+      {tower.other, "initializer_factor", "logit_scale_init_value", "tie_word_embeddings"});
+  ModelPart part{tower.field, tower.type, std::nullopt, tower.names, tower.architecture};
+  auto options = read(fields);
+  if (projection_dim) {
+    options.projection_dim(projection_dim);
+    part.sizes["projection_dim"] = *projection_dim;
+  }
+  return {options, tower.names, "", "", std::move(part)};
 }
 
-/// Adds a projection to a tower of CLIP's pairs, which then has a class of its own.
+/// Describes a tower of CLIP's pairs, which has a class of its own if it has a projection.
 template <typename Options>
-Blueprint with_shared_projection(const Config& config, Blueprint blueprint,
-                                 const std::string& architecture) {
+Blueprint tower_of_clip(const Config& config, Tower tower, Options (*read)(const Config& config)) {
+  tower.field = field_of_tower(config, tower.field);
   const auto dim = read_shared_dim(config);
-  auto& part = *blueprint.part;
-  part.architecture = architecture + (dim ? "WithProjection" : "");
-  if (!dim) return blueprint;
-  std::get<Options>(blueprint.options).projection_dim(dim);
-  part.sizes["projection_dim"] = *dim;
-  return blueprint;
+  if (dim) tower.architecture += "WithProjection";
+  return tower_of_pair(config, tower, read, dim);
 }
 
 }  // namespace
 
 Blueprint read_clip_text(const Config& config) {
-  return with_shared_projection<TextEncoderOptions>(
+  return tower_of_clip(
       config,
-      tower_of_pair(config, field_of_tower(config, "text_config"), "clip_text_model",
-                    "vision_config", read_clip_texts, name_maps::clip_text()),
-      "CLIPTextModel");
+      {"text_config", "clip_text_model", "CLIPTextModel", "vision_config", name_maps::clip_text()},
+      read_clip_texts);
 }
 
 Blueprint read_clip_image(const Config& config) {
-  return with_shared_projection<ImageEncoderOptions>(
-      config,
-      tower_of_pair(config, field_of_tower(config, "vision_config"), "clip_vision_model",
-                    "text_config", read_clip_images, name_maps::clip_image()),
-      "CLIPVisionModel");
+  return tower_of_clip(config,
+                       {"vision_config", "clip_vision_model", "CLIPVisionModel", "text_config",
+                        name_maps::clip_image()},
+                       read_clip_images);
 }
 
 Blueprint read_clip_text_model(const Config& config) {
@@ -172,17 +181,17 @@ Blueprint read_clip_vision_model(const Config& config) {
 }
 
 Blueprint read_siglip_text(const Config& config) {
-  auto blueprint = tower_of_pair(config, "text_config", "siglip_text_model", "vision_config",
-                                 read_siglip_texts, name_maps::siglip_text());
-  blueprint.part->architecture = "SiglipTextModel";
-  return blueprint;
+  return tower_of_pair(config,
+                       {"text_config", "siglip_text_model", "SiglipTextModel", "vision_config",
+                        name_maps::siglip_text()},
+                       read_siglip_texts);
 }
 
 Blueprint read_siglip_image(const Config& config) {
-  auto blueprint = tower_of_pair(config, "vision_config", "siglip_vision_model", "text_config",
-                                 read_siglip_images, name_maps::siglip_image());
-  blueprint.part->architecture = "SiglipVisionModel";
-  return blueprint;
+  return tower_of_pair(config,
+                       {"vision_config", "siglip_vision_model", "SiglipVisionModel", "text_config",
+                        name_maps::siglip_image()},
+                       read_siglip_images);
 }
 
 Blueprint read_siglip_text_model(const Config& config) {
