@@ -217,8 +217,8 @@ void expert_parallel(const ProcessGroup& group, heed::DecoderOptions options) {
   auto own_tokens = torch::randint(100, {2, 10}), own_targets = torch::randint(100, {2, 10});
   heed::RoutingRecord record;
   auto loss = parallel.forward([&] {
-    return model->loss(own_tokens, own_targets) +
-           0.01 * heed::distributed::load_balancing_loss(record.routings(), group);
+    const auto own_loss = model->loss(own_tokens, own_targets);
+    return own_loss + 0.01 * heed::distributed::load_balancing_loss(record.routings(), group);
   });
   loss.backward();
   heed::distributed::clip_grad_norm_(*model, /*max_norm=*/1.0, group);

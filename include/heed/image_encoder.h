@@ -58,8 +58,8 @@ struct HEED_API ImageEncoderOptions {
 /// heed::EncoderOptions stack(attention, /*num_layers=*/2);
 /// heed::ImageEncoderOptions options(/*image_size=*/32, /*patch_size=*/8, stack);
 /// heed::ImageEncoder encoder(options);
-/// auto y = encoder->forward(torch::randn({2, 3, 32, 32}));  // [B, 1 + N, E]
-/// auto of_image = y.select(1, 0);                           // [B, E]
+/// auto y = encoder->forward(torch::randn({2, 3, 32, 32}));              // [B, 1 + N, E]
+/// auto of_image = y.select(1, 0);                                       // [B, E]
 /// auto pooled = encoder->forward_pooled(torch::randn({2, 3, 32, 32}));  // [B, E]
 /// @endcode
 ///

@@ -236,7 +236,7 @@ done
 must_say 0 "builds machine_tests
 runs --no-tests=error --label-regex ^machine$ -R Masks
 scripts/test.sh --all" stubbed/scripts/test.sh -R Masks
-must_say 0 "installs doxygen
+must_say 0 "installs doxygen lintian
 builds all
 runs --no-tests=error -R Masks" stubbed/scripts/test.sh --all -R Masks
 must_say 0 "builds heed_libraries compare_with_python train_digits" stubbed/scripts/quickstart.sh

@@ -55,8 +55,8 @@ HEED_API void parallelize_experts(torch::nn::Module& module, const ProcessGroup&
 /// @code
 /// heed::RoutingRecord record;
 /// auto loss = parallel.forward([&] {
-///   return model->loss(own_tokens, own_targets) +
-///          0.01 * heed::distributed::load_balancing_loss(record.routings(), group);
+///   const auto own_loss = model->loss(own_tokens, own_targets);
+///   return own_loss + 0.01 * heed::distributed::load_balancing_loss(record.routings(), group);
 /// });
 /// @endcode
 ///

@@ -68,11 +68,13 @@ TEST_F(PretrainedConfig, NamesItsFamily) {
             R"(model_type "dbrx" is a mixture of experts of a family that is not supported)");
   EXPECT_EQ(
       error("opt", ""),
-      R"(model_type "opt" is not supported (bart, bert, camembert, cohere2, deepseek_v2, )"
-      "deepseek_v3, distilbert, electra, gemma, gemma2, gemma3, gemma3_text, glm4, gpt2, "
-      "gpt_neox, gpt_oss, granite, llama, marian, mistral, mixtral, modernbert, mt5, olmo2, olmo3, "
-      "olmoe, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, roberta, smollm3, stablelm, starcoder2, "
-      "t5, umt5, vit, whisper, xlm-roberta)");
+      R"(model_type "opt" is not supported ()"
+      "bart, bert, camembert, clip, clip_text_model, clip_vision_model, cohere2, deepseek_v2, "
+      "deepseek_v3, dinov2, dinov2_with_registers, distilbert, electra, gemma, gemma2, "
+      "gemma3, gemma3_text, glm4, gpt2, gpt_neox, gpt_oss, granite, llama, marian, mistral, "
+      "mixtral, modernbert, mt5, olmo2, olmo3, olmoe, phi3, qwen2, qwen2_moe, qwen3, "
+      "qwen3_moe, roberta, siglip, siglip_text_model, siglip_vision_model, smollm3, stablelm, "
+      "starcoder2, t5, umt5, vit, whisper, xlm-roberta)");
 }
 
 TEST_F(PretrainedConfig, HasValuesOfItsFieldsTypes) {
