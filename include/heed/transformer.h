@@ -339,7 +339,9 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
       feed_forward_output_norm{nullptr};
   /// @}
   /// [E], the factors of options.layer_scale(); undefined without it.
+  /// @{
   at::Tensor attention_layer_scale, cross_attention_layer_scale, feed_forward_layer_scale;
+  /// @}
 
  protected:
   HEED_DEFAULT_ARGS(1, TransformerInputs);
