@@ -48,7 +48,7 @@ std::vector<std::vector<at::Tensor>> head_parts(const at::Tensor& whole, int64_t
 
 /// How one tensor of a file is made of tensors of a module: concatenated by rows, or head by head
 /// if there are `heads`, then transposed or without its first `leading` dimensions, of size 1.
-/// Those of the modules of a list, if so many are `stacked`, lie as `layout` says.
+/// If tensors of so many modules of a list are `stacked`, they lie as `layout` says.
 struct Composition {
   std::vector<std::string> ours;
   bool transposed;
@@ -74,7 +74,7 @@ inline at::Tensor with_leading(at::Tensor tensor, int64_t dims) {
   return tensor;
 }
 
-/// The opposite.
+/// Takes so many dimensions of size 1 away from before a tensor's others.
 inline at::Tensor without_leading(at::Tensor tensor, int64_t dims) {
   for (int64_t i = 0; i < dims; ++i) tensor = tensor.squeeze(0);
   return tensor;

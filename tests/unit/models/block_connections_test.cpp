@@ -21,6 +21,7 @@
 #include "support/modules.h"
 #include "support/seeds.h"
 #include "support/transformers.h"
+#include "unit/models/decoder_checks.h"
 #include "unit/models/reference_block.h"
 
 /// Tests of how a block adds what its layers compute to their inputs.
@@ -129,29 +130,11 @@ TEST(BlockConnections, DecodeFromCaches) {
   torch::manual_seed(moved(3));
   const at::NoGradGuard no_grad;
   auto model = with_random_vectors(Decoder(scaled_decoder()));
-  const auto tokens = at::randint(V, {B, L}, at::kLong);
-  const auto expected = model(tokens);
-  auto caches = model->make_caches(B, L);
-  EXPECT_TRUE(are_alike({in_chunks(model, tokens, caches, 2)}, {expected}, 1e-5));
-  auto pages = model->make_paged_cache(8);
-  auto step = pages.append({pages.add()}, {L});
-  EXPECT_TRUE(are_alike({model->forward_cached(tokens.narrow(0, 1, 1), step)},
-                        {expected.narrow(0, 1, 1)}, 1e-5));
+  expect_decodes_from_caches(model, at::randint(V, {B, L}, at::kLong), 2);
 }
 
 TEST(BlockConnections, AreTrainedWithCheckpointsAsWithout) {
-  const auto tokens = at::randint(V, {B, L}, at::kLong);
-  std::vector<std::vector<at::Tensor>> gradients;
-  for (const bool checkpointing : {false, true}) {
-    torch::manual_seed(moved(4));
-    auto options = scaled_decoder();
-    options.stack().checkpointing(checkpointing);
-    Decoder model(options);
-    model->loss(tokens.narrow(1, 0, L - 1), tokens.narrow(1, 1, L - 1)).backward();
-    auto& own = gradients.emplace_back();
-    for (const auto& parameter : model->parameters()) own.push_back(parameter.grad());
-  }
-  EXPECT_TRUE(are_equal(gradients[1], gradients[0]));
+  expect_same_with_checkpoints(scaled_decoder(), at::randint(V, {B, L}, at::kLong), 4);
 }
 
 TEST(BlockConnections, HaveCosts) {

@@ -24,6 +24,7 @@
 #include "support/seeds.h"
 #include "support/temporary_folder.h"
 #include "support/transformers.h"
+#include "unit/models/decoder_checks.h"
 
 /// Tests of the layers that a block can have besides GroupQueryAttention and FeedForward.
 
@@ -131,13 +132,7 @@ TEST(BlockLayers, DecodeFromCaches) {
   for (const auto& [name, options] : kinds()) {
     SCOPED_TRACE(name);
     auto model = decoder_of(options);
-    const auto expected = model->forward(tokens);
-    auto caches = model->make_caches(B, L);
-    EXPECT_TRUE(are_alike({in_chunks(model, tokens, caches, 1)}, {expected}, 1e-5));
-    auto pages = model->make_paged_cache(8);
-    auto step = pages.append({pages.add()}, {L});
-    EXPECT_TRUE(are_alike({model->forward_cached(tokens.narrow(0, 1, 1), step)},
-                          {expected.narrow(0, 1, 1)}, 1e-5));
+    expect_decodes_from_caches(model, tokens, 1);
   }
 }
 
@@ -145,16 +140,7 @@ TEST(BlockLayers, AreTrainedWithCheckpointsAsWithout) {
   const auto tokens = at::randint(V, {B, L}, at::kLong);
   for (const auto& [name, options] : kinds()) {
     SCOPED_TRACE(name);
-    std::vector<std::vector<at::Tensor>> gradients;
-    for (const bool checkpointing : {false, true}) {
-      torch::manual_seed(moved(3));
-      auto stack = EncoderOptions(options, 2);
-      Decoder model(DecoderOptions(V, stack.checkpointing(checkpointing)));
-      model->loss(tokens.narrow(1, 0, L - 1), tokens.narrow(1, 1, L - 1)).backward();
-      auto& own = gradients.emplace_back();
-      for (const auto& parameter : model->parameters()) own.push_back(parameter.grad());
-    }
-    EXPECT_TRUE(are_equal(gradients[1], gradients[0]));
+    expect_same_with_checkpoints({V, EncoderOptions(options, 2)}, tokens, 3);
   }
 }
 
@@ -163,20 +149,11 @@ TEST(BlockLayers, AreCopiedAndSaved) {
   const at::NoGradGuard no_grad;
   const auto tokens = at::randint(V, {B, L}, at::kLong);
   const TemporaryFolder folder("block_layers");
+  const auto path = (folder.path() / "model.safetensors").string();
   for (const auto& [name, options] : kinds()) {
     SCOPED_TRACE(name);
     auto model = decoder_of(options);
-    const auto expected = model->forward(tokens);
-    Decoder copy(std::dynamic_pointer_cast<DecoderImpl>(model->clone()));
-    copy->eval();
-    EXPECT_TRUE(copy->forward(tokens).equal(expected));
-    const auto path = (folder.path() / "model.safetensors").string();
-    save_weights(*model, path);
-    auto loaded = decoder_of(options);
-    load_weights(*loaded, path);
-    EXPECT_TRUE(loaded->forward(tokens).equal(expected));
-    for (auto& parameter : model->parameters()) parameter.zero_();
-    EXPECT_TRUE(copy->forward(tokens).equal(expected));  // nothing is shared
+    expect_is_copied_and_saved(model, decoder_of(options), tokens, path);
   }
 }
 

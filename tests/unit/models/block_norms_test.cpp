@@ -25,6 +25,7 @@
 #include "support/seeds.h"
 #include "support/temporary_folder.h"
 #include "support/transformers.h"
+#include "unit/models/decoder_checks.h"
 #include "unit/models/reference_block.h"
 
 /// Tests of blocks and stacks whose norms are of a class of the user's.
@@ -127,28 +128,12 @@ TEST(OwnNorms, DecodeFromCaches) {
   auto model = make_decoder();
   EXPECT_NE(model->stack->final_norm_module()->as<LargestNorm>(), nullptr);
   EXPECT_TRUE(model->stack->final_norm.is_empty());
-  const auto tokens = at::randint(V, {B, L}, at::kLong);
-  const auto expected = model(tokens);
-  auto caches = model->make_caches(B, L);
-  EXPECT_TRUE(are_alike({in_chunks(model, tokens, caches, 2)}, {expected}, 1e-5));
-  auto pages = model->make_paged_cache(8);
-  auto step = pages.append({pages.add()}, {L});
-  EXPECT_TRUE(are_alike({model->forward_cached(tokens.narrow(0, 1, 1), step)},
-                        {expected.narrow(0, 1, 1)}, 1e-5));
+  expect_decodes_from_caches(model, at::randint(V, {B, L}, at::kLong), 2);
 }
 
 TEST(OwnNorms, AreTrainedWithCheckpointsAsWithout) {
-  const auto tokens = at::randint(V, {B, L}, at::kLong);
-  std::vector<std::vector<at::Tensor>> gradients;
-  for (const bool checkpointing : {false, true}) {
-    torch::manual_seed(moved(4));
-    auto stack = EncoderOptions(decoder_block(), 2);
-    Decoder model(DecoderOptions(V, stack.checkpointing(checkpointing)));
-    model->loss(tokens.narrow(1, 0, L - 1), tokens.narrow(1, 1, L - 1)).backward();
-    auto& own = gradients.emplace_back();
-    for (const auto& parameter : model->parameters()) own.push_back(parameter.grad());
-  }
-  EXPECT_TRUE(are_equal(gradients[1], gradients[0]));
+  expect_same_with_checkpoints({V, EncoderOptions(decoder_block(), 2)},
+                               at::randint(V, {B, L}, at::kLong), 4);
 }
 
 TEST(OwnNorms, AreCopiedSavedAndPacked) {
@@ -158,16 +143,8 @@ TEST(OwnNorms, AreCopiedSavedAndPacked) {
   const TemporaryFolder folder("block_norms");
   auto model = make_decoder();
   const auto expected = model->forward(tokens);
-  Decoder copy(std::dynamic_pointer_cast<DecoderImpl>(model->clone()));
-  copy->eval();
-  EXPECT_TRUE(copy->forward(tokens).equal(expected));
   const auto path = (folder.path() / "model.safetensors").string();
-  save_weights(*model, path);
-  auto loaded = make_decoder();
-  load_weights(*loaded, path);
-  EXPECT_TRUE(loaded->forward(tokens).equal(expected));
-  for (auto& parameter : model->parameters()) parameter.zero_();
-  EXPECT_TRUE(copy->forward(tokens).equal(expected));  // nothing is shared
+  auto copy = expect_is_copied_and_saved(model, make_decoder(), tokens, path);
   pack_weights(*copy, PackFormat::float32);
   EXPECT_TRUE(are_alike({copy->forward(tokens)}, {expected}, 1e-5));
 }

@@ -257,7 +257,7 @@ TEST_F(PretrainedFamily, GptOss) {
   EXPECT_EQ(mixture.expert().swiglu_limit(), 7.0);
   EXPECT_EQ(mixture.expert().swiglu_offset(), 1.0);
   EXPECT_EQ(windows("gpt_oss", R"("num_hidden_layers": 4,)"), Windows({128, kNone, 128, kNone}));
-  // As published, but for what is quantized.
+  // The published config.json without its quantization_config.
   EXPECT_EQ(windows("gpt_oss", R"("num_hidden_layers": 2, "experts_per_token": 4,
       "initial_context_length": 4096, "rope_theta": 150000, "rope_scaling": {"beta_fast": 32.0,
       "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
