@@ -1,34 +1,40 @@
 #include "models/expert_runs.h"
 
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>
 #include <heed/feed_forward.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <typeinfo>
 #include <utility>
 
 #include "core/plain.h"
 #include "cpu/layers/function.h"
+#include "cpu/layers/swiglu_layer.h"
 #include "cpu/threads.h"
+#include "modules/layers/activation.h"
 #include "modules/layers/packable.h"
 
 // Experts with few rows keep several threads busy badly: each product ends with a barrier. So they
 // run side by side where their rows divide evenly:
 //
 //   for each expert, the one with the most rows first, in parallel:
-//     output = expert(rows)                                  # one thread
+//     output = expert(rows)                 # one thread: cpu/layers/swiglu_layer.cpp, or `forward`
 //
 // Autograd would run the backward passes of their nodes one after the other. So all experts are one
-// node, which keeps the graph of each from its rows and parameters to its output:
+// node, which keeps what each needs for its backward pass: swiglu_layer's hidden layer, or the graph
+// from the expert's rows and parameters to its output:
 //
 //   for each expert, the one with the most rows first, in parallel:
-//     gradients of rows and parameters, through its graph    # one thread
+//     gradients of rows and parameters                                                # one thread
 //
 // If these gradients are to be differentiated again, the experts run again, one after the other.
 
@@ -79,6 +85,17 @@ bool run_side_by_side_is_faster(const Experts& experts, const std::vector<at::Te
                      [](const auto& expert) { return can_run_anywhere(*expert); });
 }
 
+/// The expert as swiglu_layer computes it; empty if it does not take this expert and these rows.
+std::optional<SwiGluLayer> swiglu_layer_of(const FeedForwardImpl& expert, const at::Tensor& rows) {
+  const auto& options = expert.options;
+  if (options.activation() != Activation::swiglu || options.bias()) return {};
+  if (at::autocast::is_autocast_enabled(at::kCPU)) return {};
+  SwiGluLayer layer = {expert.fc_gate->weight, expert.fc_in->weight, expert.fc_out->weight,
+                       swiglu_form(options)};
+  if (!takes_swiglu_layer(rows, layer)) return {};
+  return layer;
+}
+
 /// Calls run(i) for each i, the ones with the most rows first, in parallel and with the state of
 /// this thread.
 template <typename Run>
@@ -98,7 +115,10 @@ std::vector<at::Tensor> run_in_parallel(const Experts& experts,
                                         const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> outputs = inputs;
   for_experts(row_counts(inputs), [&](size_t i) {
-    if (inputs[i].size(0) > 0) outputs[i] = experts[i]->forward(inputs[i]);
+    if (inputs[i].size(0) == 0) return;
+    const auto layer = swiglu_layer_of(*experts[i], inputs[i]);
+    outputs[i] = layer ? swiglu_layer(inputs[i], *layer, /*kept=*/nullptr)
+                       : experts[i]->forward(inputs[i]);
   });
   return outputs;
 }
@@ -111,7 +131,45 @@ variable_list trained_parameters(const FeedForwardImpl& expert) {
   return trained;
 }
 
-/// An expert, its rows, and the graph between them.
+/// An expert that swiglu_layer computed, with what its backward pass needs.
+class SwiGluRun {
+ public:
+  /// Runs the expert.
+  SwiGluRun(const SwiGluLayer& layer, const at::Tensor& rows, at::Tensor& output)
+      : form_(layer.form) {
+    for (const auto& weight : {layer.gate, layer.up, layer.out}) {
+      weights_.emplace_back(weight, /*is_output=*/false);
+    }
+    output = swiglu_layer(rows, layer, &hidden_);
+  }
+
+  /// The gradients of `sources`, which are the rows and weights of the expert. Throws if a weight
+  /// was changed in place.
+  variable_list differentiate(const at::Tensor& rows, const at::Tensor& gradient,
+                              const variable_list& sources) const {
+    const SwiGluLayer layer = {weights_[0].unpack(), weights_[1].unpack(), weights_[2].unpack(),
+                               form_};
+    const at::Tensor all[] = {rows, layer.gate, layer.up, layer.out};
+    const auto wanted = [&](const at::Tensor& tensor) { return tensor.requires_grad(); };
+    const auto found = swiglu_layer_backward(
+        rows, layer, hidden_, gradient.contiguous(),
+        {wanted(rows), wanted(layer.gate), wanted(layer.up), wanted(layer.out)});
+    const at::Tensor gradients[] = {found.rows, found.gate, found.up, found.out};
+    return c10::fmap(sources, [&](const at::Tensor& source) {
+      const auto* const place = std::find_if(std::begin(all), std::end(all), [&](const auto& each) {
+        return each.is_same(source);
+      });
+      return gradients[place - std::begin(all)];
+    });
+  }
+
+ private:
+  SwiGluForm form_;
+  std::vector<torch::autograd::SavedVariable> weights_;
+  SwiGluHidden hidden_;
+};
+
+/// An expert, its rows, and what leads from its output back to them.
 struct ExpertGraph {
   /// The tensors by which the output is differentiated, if the rows are `from`.
   variable_list sources(const at::Tensor& from) const {
@@ -120,19 +178,45 @@ struct ExpertGraph {
     return all;
   }
 
+  /// Computes the output.
+  void run() {
+    rows = rows.detach().requires_grad_(rows.requires_grad());
+    if (const auto layer = swiglu_layer_of(*expert, rows)) {
+      swiglu.emplace(*layer, rows, output);
+      return;
+    }
+    const at::AutoGradMode records(true);
+    output = expert->forward(rows);
+  }
+
   /// The gradients of the sources; none if there is no source.
-  variable_list differentiate(const at::Tensor& result, const at::Tensor& from,
-                              const at::Tensor& gradient, bool keeps_graph, bool records) const {
+  variable_list differentiate(const at::Tensor& gradient, bool keeps_graph) const {
+    const auto inputs = sources(rows);
+    if (inputs.empty()) return {};
+    if (swiglu) return swiglu->differentiate(rows, gradient, inputs);
+    return torch::autograd::grad({output}, inputs, {gradient}, keeps_graph,
+                                 /*create_graph=*/false, /*allow_unused=*/true);
+  }
+
+  /// The gradients of the sources, with a graph that leads to them and to `from`, the rows.
+  variable_list differentiate_again(const at::Tensor& from, const at::Tensor& gradient) const {
     const auto inputs = sources(from);
     if (inputs.empty()) return {};
-    return torch::autograd::grad({result}, inputs, {gradient}, keeps_graph, records,
+    return torch::autograd::grad({expert->forward(from)}, inputs, {gradient},
+                                 /*retain_graph=*/true, /*create_graph=*/true,
                                  /*allow_unused=*/true);
+  }
+
+  void release() {
+    swiglu.reset();
+    output.reset();
   }
 
   std::shared_ptr<FeedForwardImpl> expert;
   at::Tensor rows;
   variable_list parameters;  // those that require a gradient
   at::Tensor output;
+  std::optional<SwiGluRun> swiglu;  // or the output has a graph
 };
 
 variable_list joined(const std::vector<variable_list>& lists) {
@@ -147,7 +231,7 @@ class ExpertGraphs : public torch::CustomClassHolder {
   ExpertGraphs(const Experts& experts, const std::vector<at::Tensor>& inputs)
       : rows_(row_counts(inputs)) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      graphs_.push_back({experts[i], inputs[i], trained_parameters(*experts[i]), {}});
+      graphs_.push_back({experts[i], inputs[i], trained_parameters(*experts[i]), {}, {}});
     }
   }
 
@@ -158,12 +242,7 @@ class ExpertGraphs : public torch::CustomClassHolder {
 
   /// Runs the experts. Returns their outputs without history.
   variable_list run() {
-    for_experts(rows_, [&](size_t i) {
-      auto& [expert, rows, parameters, output] = graphs_[i];
-      rows = rows.detach().requires_grad_(rows.requires_grad());
-      const at::AutoGradMode records(true);
-      output = expert->forward(rows);
-    });
+    for_experts(rows_, [&](size_t i) { graphs_[i].run(); });
     return c10::fmap(graphs_, [](const auto& each) { return each.output.detach(); });
   }
 
@@ -171,10 +250,8 @@ class ExpertGraphs : public torch::CustomClassHolder {
   variable_list differentiate(const variable_list& gradients, bool keeps_graphs) {
     std::vector<variable_list> results(graphs_.size());
     for_experts(rows_, [&](size_t i) {
-      auto& own = graphs_[i];
-      results[i] =
-          own.differentiate(own.output, own.rows, gradients[i], keeps_graphs, /*records=*/false);
-      if (!keeps_graphs) own.output.reset();
+      results[i] = graphs_[i].differentiate(gradients[i], keeps_graphs);
+      if (!keeps_graphs) graphs_[i].release();
     });
     return joined(results);
   }
@@ -186,9 +263,7 @@ class ExpertGraphs : public torch::CustomClassHolder {
     const at::AutoGradMode records(true);
     std::vector<variable_list> results;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const auto output = graphs_[i].expert->forward(inputs[i]);
-      results.push_back(graphs_[i].differentiate(output, inputs[i], gradients[i],
-                                                 /*keeps_graph=*/true, /*records=*/true));
+      results.push_back(graphs_[i].differentiate_again(inputs[i], gradients[i]));
     }
     return joined(results);
   }

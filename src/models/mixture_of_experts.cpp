@@ -15,6 +15,7 @@
 #include "core/autocast.h"
 #include "core/checks.h"
 #include "cpu/layers/expert_rows.h"
+#include "cpu/layers/largest_places.h"
 #include "models/expert_runs.h"
 #include "models/expert_sharing.h"
 #include "modules/layers/linear.h"
@@ -169,7 +170,7 @@ ExpertRouting MixtureOfExpertsImpl::route_rows(const at::Tensor& rows) const {
       options.score() == ExpertScore::softmax ? logits.softmax(-1) : at::sigmoid(logits);
   auto choice = scores.detach();
   if (choice_bias.defined()) choice = choice + choice_bias;
-  const auto experts = std::get<1>(without_other_groups(choice).topk(options.top_k(), -1));
+  const auto experts = detail::largest_places(without_other_groups(choice), options.top_k());
   auto weights = scores.gather(-1, experts);
   if (options.normalize()) weights = weights / (weights.sum(-1, /*keepdim=*/true) + kTiny);
   if (options.scale() != 1.0) weights = weights * options.scale();

@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/direct.h"
@@ -16,7 +17,7 @@
 
 // Rows on their way to experts and back. Each row has K places, one for each expert that it chose:
 //
-//   gather_rows:  inputs[n] = the rows of expert n, one after the other
+//   gather_rows:  inputs[n] = the rows of expert n, one after the other: each is read once
 //     backward:   drow[t] = sum over k of dinput[place of (t, k)]        # weigh_rows, weights of 1
 //   weigh_rows:   y[t] = sum over k of weight[t, k] * output[place of (t, k)]
 //     backward:   doutput[place of (t, k)] = weight[t, k] * dy[t]
@@ -188,15 +189,30 @@ ExpertPlaces kept_places(AutogradContext* context, variable_list& saved) {
           context->saved_data["counts"].toIntVector()};
 }
 
-std::vector<at::Tensor> gathered(const at::Tensor& rows, const ExpertPlaces& places) {
-  const auto sources = rows_of_places(places);
+/// `gather_rows` of contiguous rows, each of which is read once.
+std::vector<at::Tensor> copied(const at::Tensor& rows, const ExpertPlaces& places) {
+  const auto columns = rows.size(1), bytes = columns * rows.element_size();
   std::vector<at::Tensor> inputs;
-  int64_t first = 0;
   for (const auto count : places.counts) {
-    inputs.push_back(rows.index_select(0, sources.narrow(0, first, count)));
-    first += count;
+    inputs.push_back(empty_on_cpu({count, columns}, rows.scalar_type()));
   }
+  const auto to = addresses_of(inputs, places);
+  const auto* from = static_cast<const char*>(rows.const_data_ptr());
+  for_rows(places, columns, [&](int64_t t) {
+    for (int64_t k = 0; k < places.top_k; ++k) {
+      std::memcpy(to[static_cast<size_t>(t * places.top_k + k)], from + t * bytes,
+                  static_cast<size_t>(bytes));
+    }
+  });
   return inputs;
+}
+
+/// `gather_rows`, without autograd.
+std::vector<at::Tensor> gathered(const at::Tensor& rows, const ExpertPlaces& places) {
+  if (has_kernels() && calls_reach_kernels() && is_plain(rows)) {
+    return copied(rows.contiguous(), places);
+  }
+  return rows.index_select(0, rows_of_places(places)).split_with_sizes(places.counts);
 }
 
 struct GatherRows : public torch::autograd::Function<GatherRows> {

@@ -44,4 +44,12 @@ at::Tensor activate(Activation activation, const at::Tensor& x) {
   TORCH_INTERNAL_ASSERT(false, "unexpected Activation");
 }
 
+SwiGluForm swiglu_form(const FeedForwardOptions& options) {
+  SwiGluForm form;
+  form.beta = options.swiglu_beta();
+  form.limit = options.swiglu_limit().value_or(form.limit);
+  form.offset = options.swiglu_offset();
+  return form;
+}
+
 }  // namespace heed::detail

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <heed/feed_forward.h>
 
+#include "cpu/isa/layers.h"
+
 namespace heed::detail {
 
 /// Whether an activation multiplies by a second projection.
@@ -11,5 +13,8 @@ bool is_gated(Activation activation);
 /// The activation of x, or that of a gate. swiglu is not one of them: it is computed in one pass
 /// with its product.
 at::Tensor activate(Activation activation, const at::Tensor& x);
+
+/// The form of swiglu that a layer's options say.
+SwiGluForm swiglu_form(const FeedForwardOptions& options);
 
 }  // namespace heed::detail

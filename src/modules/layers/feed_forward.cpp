@@ -27,11 +27,7 @@ at::Tensor gated(const FeedForwardOptions& options, const at::Tensor& gate, cons
   if (options.activation() != Activation::swiglu) {
     return detail::activate(options.activation(), gate) * up;
   }
-  detail::SwiGluForm form;
-  form.beta = options.swiglu_beta();
-  form.limit = options.swiglu_limit().value_or(form.limit);
-  form.offset = options.swiglu_offset();
-  return detail::swiglu(gate, up, form);
+  return detail::swiglu(gate, up, detail::swiglu_form(options));
 }
 
 void check_swiglu(const FeedForwardOptions& options) {

@@ -1,0 +1,395 @@
+#include "cpu/layers/swiglu_layer.h"
+
+#include <c10/util/BFloat16.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "core/ceil_div.h"
+#include "core/direct.h"
+#include "core/plain.h"
+#include "cpu/capability.h"
+#include "cpu/isa/matrix.h"
+#include "cpu/layers/packed_weight.h"
+#include "cpu/tensor_rows.h"
+
+// A SwiGLU layer of T rows on one thread: y = h out^T, h = swiglu(x gate^T, x up^T). A mixture runs
+// such a layer for each expert, whose rows are too few to pay for sorting three weights into
+// panels. So the hidden layer is computed transposed: the weights are multiplied as they lie in
+// memory, by a panel of packed rows of x, and h is then the next product's operand:
+//
+//   b_out = out^T, packed
+//   for each panel of 64 rows:
+//     b = x[panel]^T, packed
+//     for 64 hidden features f at a time:
+//       gate^T [f, panel] = gate[f] b,  up^T [f, panel] = up[f] b        # cpu/isa/matrix.cpp
+//       h^T [f, panel] = swiglu(gate^T, up^T)                            # cpu/isa/layers.cpp
+//     y[panel] = h b_out
+//
+//   backward:
+//   for each panel of 64 rows:
+//     b = dy[panel]^T, packed
+//     for 64 hidden features f at a time:
+//       dh^T = out^T[f] b;  dgate^T, dup^T, h^T [f, panel] of gate^T, up^T, dh^T
+//     dx[panel] = dgate weight_gate + dup weight_up
+//     a_gate[panel], a_up[panel], b_h[panel] = dgate, dup, h, packed
+//   dweight_gate = a_gate x,  dweight_up = a_up x,  dweight_out = dy^T b_h
+//
+// Results are rounded to bfloat16 where the products and SwiGLU of LibTorch's layers round them;
+// dx is rounded once. A packed panel takes 64 KB for 256 pairs of its depth, which stay in the L2
+// cache. The multiply units bound it. docs/kernels.md, "Layers".
+
+namespace heed::detail {
+
+namespace {
+
+constexpr int64_t kPanel = 64;      // rows, or hidden features, at a time
+constexpr int64_t kDepthRun = 256;  // pairs along the depth of a product
+constexpr int64_t kFewestRows = 32;
+
+/// Memory of a thread that grows with its calls.
+template <typename T>
+class Room {
+ public:
+  T* of(int64_t count) {
+    if (count > size_) {
+      memory_.reset(new T[static_cast<size_t>(count)]);
+      size_ = count;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<T[]> memory_;
+  int64_t size_ = 0;
+};
+
+/// A matrix of pairs, whose element (row, k) is at row * row_stride + k * column_stride.
+struct PairMatrix {
+  const BFloat16Pair* data;
+  int64_t row_stride, column_stride;
+
+  PairMatrix at(int64_t row) const { return {data + row * row_stride, row_stride, column_stride}; }
+};
+
+/// A tensor [n, 2 k], contiguous, as pairs of neighbors in its rows.
+PairMatrix pairs_of(const at::Tensor& tensor) {
+  return {static_cast<const BFloat16Pair*>(tensor.const_data_ptr()), tensor.size(1) / 2, 1};
+}
+
+/// A packed matrix [depth, columns], which the product reads by columns.
+struct PackedMatrix {
+  const BFloat16Pair* data;
+  int64_t row;
+
+  /// The transposed matrix.
+  PairMatrix transposed() const { return {data, 1, row}; }
+};
+
+/// Some columns of rows of a bfloat16 matrix in memory.
+Rows matrix_rows(const at::Tensor& tensor, int64_t row, int64_t count, int64_t column,
+                 int64_t columns) {
+  auto rows = rows_at(tensor, row * tensor.stride(0) + column, count, tensor.stride(0));
+  rows.columns = columns;
+  return rows;
+}
+
+Rows all_rows(const at::Tensor& tensor) {
+  return matrix_rows(tensor, 0, tensor.size(0), 0, tensor.size(1));
+}
+
+const PairKernels& pair_kernels() { return instruction_set().matrix.of_pairs; }
+
+/// The transposed rows of a panel. Its columns are a multiple of two vectors: one takes as long, and
+/// three take longer than four.
+PackedMatrix pack_panel(const Rows& rows, Room<BFloat16Pair>& room) {
+  const auto columns = round_up(rows.count, kPanel / 2), pairs = rows.columns / 2;
+  auto* to = room.of(pairs * columns);
+  if (round_up(rows.count, kColumnMultiple) < columns) std::fill_n(to, pairs * columns, 0);
+  pair_kernels().pack_transposed(rows, to, columns);
+  return {to, columns};
+}
+
+/// The transposed rows.
+PackedMatrix pack_transposed(const Rows& rows, Room<BFloat16Pair>& room) {
+  const auto columns = round_up(rows.count, kColumnMultiple);
+  auto* to = room.of(ceil_div(rows.columns, int64_t{2}) * columns);
+  pair_kernels().pack_transposed(rows, to, columns);
+  return {to, columns};
+}
+
+/// The rows, as pairs of neighbors in a column.
+PackedMatrix pack_columns(const Rows& rows, Room<BFloat16Pair>& room) {
+  const auto columns = round_up(rows.columns, kColumnMultiple);
+  auto* to = room.of(ceil_div(rows.count, int64_t{2}) * columns);
+  pair_kernels().pack_columns(rows, to, columns);
+  return {to, columns};
+}
+
+/// c [rows, columns of b] = a b, or c += a b.
+void multiply(const PairMatrix& a, int64_t rows, const PackedMatrix& b, int64_t depth, float* c,
+              bool accumulate = false) {
+  for (int64_t k = 0; k < depth; k += kDepthRun) {
+    pair_kernels().multiply({rows, b.row, std::min(kDepthRun, depth - k),
+                             a.data + k * a.column_stride, a.row_stride, a.column_stride,
+                             b.data + k * b.row, b.row, c, b.row, accumulate || k > 0});
+  }
+}
+
+/// to = the sums, rounded.
+void round_to(const Rows& to, const float* sums, int64_t sums_row) {
+  instruction_set().matrix.of_float.unpack(sums, sums_row, 1, nullptr, to);
+}
+
+/// The memory of one thread.
+struct Workspace {
+  Room<BFloat16Pair> panel, hidden;
+  Room<BFloat16Pair> weights[3];    // gate, up, out
+  Room<BFloat16Pair> all_hidden[3]; // of all rows: the gradients of gate and up, and h
+  Room<BFloat16Pair> all_rows;
+  Room<float> sums;
+  Room<c10::BFloat16> blocks[4];    // of a panel's hidden layer
+};
+
+Workspace& workspace() {
+  thread_local Workspace room;
+  return room;
+}
+
+/// Some neighbors of a dimension.
+struct Range {
+  int64_t first, count;
+};
+
+/// Cuts [0, count) into ranges of kPanel.
+template <typename Visit>
+void for_panels_of(int64_t count, const Visit& visit) {
+  for (int64_t first = 0; first < count; first += kPanel) {
+    visit(Range{first, std::min(kPanel, count - first)});
+  }
+}
+
+/// A panel's hidden layer, transposed: rows of kPanel elements for each of F features.
+class HiddenPanel {
+ public:
+  /// A panel of SwiGluHidden.
+  HiddenPanel(const at::Tensor& panels, const Range& rows)
+      : data_(static_cast<c10::BFloat16*>(const_cast<void*>(panels.const_data_ptr())) +
+              rows.first / kPanel * panels.stride(0)),
+        rows_(rows.count) {}
+  /// One in a thread's memory.
+  HiddenPanel(Room<c10::BFloat16>& room, int64_t features, int64_t rows)
+      : data_(room.of(features * kPanel)), rows_(rows) {}
+
+  Rows of(const Range& features) const {
+    return {data_ + features.first * kPanel, ElementType::bfloat16, features.count, rows_, kPanel,
+            1};
+  }
+
+ private:
+  c10::BFloat16* data_;
+  int64_t rows_;
+};
+
+/// A panel's gate and up.
+struct GateAndUp {
+  HiddenPanel gate, up;
+};
+
+/// The panel of `hidden`, or one in a thread's memory if there is none.
+GateAndUp panel_of(const SwiGluHidden* hidden, int64_t features, const Range& rows) {
+  auto& blocks = workspace().blocks;
+  if (hidden) return {{hidden->gate, rows}, {hidden->up, rows}};
+  return {{blocks[0], features, rows.count}, {blocks[1], features, rows.count}};
+}
+
+/// Computes the hidden layer of a panel of rows. Returns its packed columns, [F / 2, panel].
+PackedMatrix compute_hidden(const Rows& rows, const SwiGluLayer& layer, const GateAndUp& result) {
+  auto& room = workspace();
+  const auto depth = rows.columns / 2, features = layer.gate.size(0);
+  const auto b = pack_panel(rows, room.panel);
+  auto* to = room.hidden.of(features / 2 * b.row);
+  const HiddenPanel hidden(room.blocks[2], features, rows.count);
+  for_panels_of(features, [&](const Range& block) {
+    const auto multiply_by = [&](const at::Tensor& weight, const Rows& products) {
+      auto* sums = room.sums.of(kPanel * b.row);
+      multiply(pairs_of(weight).at(block.first), block.count, b, depth, sums);
+      round_to(products, sums, b.row);
+    };
+    const auto gate = result.gate.of(block), up = result.up.of(block), h = hidden.of(block);
+    multiply_by(layer.gate, gate);
+    multiply_by(layer.up, up);
+    instruction_set().layers.of_float.swiglu(gate, up, layer.form, h);
+    pair_kernels().pack_columns(h, to + block.first / 2 * b.row, b.row);
+  });
+  return {to, b.row};
+}
+
+/// The gradients of a panel's hidden layer, and it itself.
+struct HiddenGradients {
+  HiddenPanel gate, up, hidden;
+};
+
+/// Computes the gradients of a panel, of the output's gradient. `out` is the packed last weight.
+void differentiate_hidden(const Rows& gradient, const SwiGluLayer& layer, const GateAndUp& kept,
+                          const PackedMatrix& out, const HiddenGradients& result) {
+  auto& room = workspace();
+  const auto& kernels = instruction_set().layers.of_float;
+  const auto b = pack_panel(gradient, room.panel);
+  const HiddenPanel of_hidden(room.blocks[0], kPanel, gradient.count);
+  for_panels_of(layer.gate.size(0), [&](const Range& block) {
+    auto* sums = room.sums.of(kPanel * b.row);
+    multiply(out.transposed().at(block.first), block.count, b, gradient.columns / 2, sums);
+    const auto dh = of_hidden.of({0, block.count});
+    round_to(dh, sums, b.row);
+    const auto gate = kept.gate.of(block), up = kept.up.of(block);
+    kernels.swiglu_backward(gate, up, layer.form, dh, result.gate.of(block), result.up.of(block));
+    kernels.swiglu(gate, up, layer.form, result.hidden.of(block));
+  });
+}
+
+/// The gradient of a weight [n, k]: a [n, T] b [T, k], rounded.
+at::Tensor weight_gradient(const PairMatrix& a, const PackedMatrix& b, int64_t depth,
+                           const at::Tensor& weight) {
+  auto result = empty_on_cpu(weight.sizes(), at::kBFloat16);
+  for_panels_of(weight.size(0), [&](const Range& block) {
+    auto* sums = workspace().sums.of(kPanel * b.row);
+    multiply(a.at(block.first), block.count, b, depth, sums);
+    round_to(matrix_rows(result, block.first, block.count, 0, weight.size(1)), sums, b.row);
+  });
+  return result;
+}
+
+/// The backward pass of a layer.
+class BackwardPass {
+ public:
+  BackwardPass(const at::Tensor& rows, const SwiGluLayer& layer, const SwiGluHidden& kept,
+               const at::Tensor& gradient, const SwiGluWanted& wanted)
+      : rows_(rows),
+        layer_(layer),
+        kept_(kept),
+        gradient_(gradient),
+        wanted_(wanted),
+        features_(layer.gate.size(0)),
+        pairs_(ceil_div(rows.size(0), int64_t{2})) {
+    const auto row = round_up(features_, kColumnMultiple);
+    for (size_t i = 0; i < 3; ++i) {
+      all_hidden_[i] = {workspace().all_hidden[i].of(pairs_ * row), row};
+    }
+  }
+
+  SwiGluGradients run() {
+    auto& room = workspace();
+    const auto out = pack_columns(all_rows(layer_.out), room.weights[2]);
+    PackedMatrix weights[2] = {};
+    SwiGluGradients result;
+    if (wanted_.rows) {
+      weights[0] = pack_columns(all_rows(layer_.gate), room.weights[0]);
+      weights[1] = pack_columns(all_rows(layer_.up), room.weights[1]);
+      result.rows = empty_on_cpu(rows_.sizes(), at::kBFloat16);
+    }
+    for_panels_of(rows_.size(0), [&](const Range& panel) {
+      const HiddenGradients hidden = {{room.blocks[1], features_, panel.count},
+                                      {room.blocks[2], features_, panel.count},
+                                      {room.blocks[3], features_, panel.count}};
+      differentiate_hidden(part(gradient_, panel), layer_, panel_of(&kept_, features_, panel), out,
+                           hidden);
+      if (wanted_.rows) differentiate_rows(hidden, weights, part(result.rows, panel));
+      const HiddenPanel* const all[] = {&hidden.gate, &hidden.up, &hidden.hidden};
+      for (size_t i = 0; i < 3; ++i) {
+        auto* to = const_cast<BFloat16Pair*>(all_hidden_[i].data);
+        pair_kernels().pack_transposed(all[i]->of({0, features_}),
+                                       to + panel.first / 2 * all_hidden_[i].row,
+                                       all_hidden_[i].row);
+      }
+    });
+    differentiate_weights(result);
+    return result;
+  }
+
+ private:
+  static Rows part(const at::Tensor& tensor, const Range& rows) {
+    return matrix_rows(tensor, rows.first, rows.count, 0, tensor.size(1));
+  }
+
+  /// A panel's gradient of the rows.
+  void differentiate_rows(const HiddenGradients& hidden, const PackedMatrix (&weights)[2],
+                          const Rows& to) const {
+    auto& room = workspace();
+    auto* sums = room.sums.of(kPanel * weights[0].row);
+    const HiddenPanel* const gradients[] = {&hidden.gate, &hidden.up};
+    for (size_t i = 0; i < 2; ++i) {
+      const auto a = pack_columns(gradients[i]->of({0, features_}), room.hidden).transposed();
+      multiply(a, to.count, weights[i], features_ / 2, sums, /*accumulate=*/i > 0);
+    }
+    round_to(to, sums, weights[0].row);
+  }
+
+  /// The gradients of the weights.
+  void differentiate_weights(SwiGluGradients& result) const {
+    const auto& [of_gate, of_up, hidden] = all_hidden_;
+    auto& room = workspace().all_rows;
+    if (wanted_.gate || wanted_.up) {
+      const auto b = pack_columns(all_rows(rows_), room);
+      const auto differentiate = [&](const PackedMatrix& a, const at::Tensor& weight) {
+        return weight_gradient(a.transposed(), b, pairs_, weight);
+      };
+      if (wanted_.gate) result.gate = differentiate(of_gate, layer_.gate);
+      if (wanted_.up) result.up = differentiate(of_up, layer_.up);
+    }
+    if (!wanted_.out) return;
+    const auto a = pack_columns(all_rows(gradient_), room).transposed();
+    result.out = weight_gradient(a, hidden, pairs_, layer_.out);
+  }
+
+  const at::Tensor& rows_;
+  const SwiGluLayer& layer_;
+  const SwiGluHidden& kept_;
+  const at::Tensor& gradient_;
+  const SwiGluWanted& wanted_;
+  int64_t features_, pairs_;
+  PackedMatrix all_hidden_[3];  // [T / 2, F]: the gradients of gate and up, and h
+};
+
+}  // namespace
+
+bool takes_swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer) {
+  const auto& processor = instruction_set();
+  if (!has_kernels() || !processor.multiplies_bfloat16 || processor.has_tile_registers) return false;
+  const auto is_taken = [](const at::Tensor& tensor) {
+    return packed_weight_of(tensor) == nullptr && is_plain(tensor) &&
+           tensor.scalar_type() == at::kBFloat16 && tensor.dim() == 2 && tensor.is_contiguous() && tensor.size(1) % 2 == 0 && tensor.storage_offset() % 2 == 0;
+  };
+  return rows.size(0) >= kFewestRows && is_taken(rows) && is_taken(layer.gate) &&
+         is_taken(layer.up) && is_taken(layer.out) && layer.gate.size(1) == rows.size(1);
+}
+
+at::Tensor swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer, SwiGluHidden* kept) {
+  auto& room = workspace();
+  const auto count = rows.size(0), features = layer.gate.size(0), columns = layer.out.size(0);
+  if (kept) {
+    const std::array<int64_t, 3> sizes = {ceil_div(count, kPanel), features, kPanel};
+    *kept = {empty_on_cpu(sizes, at::kBFloat16), empty_on_cpu(sizes, at::kBFloat16)};
+  }
+  const auto out = pack_transposed(all_rows(layer.out), room.weights[2]);
+  auto result = empty_on_cpu({count, columns}, at::kBFloat16);
+  for_panels_of(count, [&](const Range& panel) {
+    const auto part = matrix_rows(rows, panel.first, panel.count, 0, rows.size(1));
+    const auto a = compute_hidden(part, layer, panel_of(kept, features, panel)).transposed();
+    auto* sums = room.sums.of(kPanel * out.row);
+    multiply(a, panel.count, out, features / 2, sums);
+    round_to(matrix_rows(result, panel.first, panel.count, 0, columns), sums, out.row);
+  });
+  return result;
+}
+
+SwiGluGradients swiglu_layer_backward(const at::Tensor& rows, const SwiGluLayer& layer,
+                                      const SwiGluHidden& kept, const at::Tensor& gradient,
+                                      const SwiGluWanted& wanted) {
+  return BackwardPass(rows, layer, kept, gradient, wanted).run();
+}
+
+}  // namespace heed::detail
