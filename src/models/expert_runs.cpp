@@ -30,8 +30,8 @@
 //     output = expert(rows)                 # one thread: cpu/layers/swiglu_layer.cpp, or `forward`
 //
 // Autograd would run the backward passes of their nodes one after the other. So all experts are one
-// node, which keeps what each needs for its backward pass: swiglu_layer's hidden layer, or the graph
-// from the expert's rows and parameters to its output:
+// node, which keeps what each needs for its backward pass: swiglu_layer's hidden layer, or the
+// graph from the expert's rows and parameters to its output:
 //
 //   for each expert, the one with the most rows first, in parallel:
 //     gradients of rows and parameters                                                # one thread
@@ -117,8 +117,8 @@ std::vector<at::Tensor> run_in_parallel(const Experts& experts,
   for_experts(row_counts(inputs), [&](size_t i) {
     if (inputs[i].size(0) == 0) return;
     const auto layer = swiglu_layer_of(*experts[i], inputs[i]);
-    outputs[i] = layer ? swiglu_layer(inputs[i], *layer, /*kept=*/nullptr)
-                       : experts[i]->forward(inputs[i]);
+    outputs[i] =
+        layer ? swiglu_layer(inputs[i], *layer, /*kept=*/nullptr) : experts[i]->forward(inputs[i]);
   });
   return outputs;
 }
@@ -156,9 +156,8 @@ class SwiGluRun {
         {wanted(rows), wanted(layer.gate), wanted(layer.up), wanted(layer.out)});
     const at::Tensor gradients[] = {found.rows, found.gate, found.up, found.out};
     return c10::fmap(sources, [&](const at::Tensor& source) {
-      const auto* const place = std::find_if(std::begin(all), std::end(all), [&](const auto& each) {
-        return each.is_same(source);
-      });
+      const auto* const place = std::find_if(
+          std::begin(all), std::end(all), [&](const auto& each) { return each.is_same(source); });
       return gradients[place - std::begin(all)];
     });
   }

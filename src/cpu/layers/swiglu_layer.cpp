@@ -1,5 +1,6 @@
 #include "cpu/layers/swiglu_layer.h"
 
+#include <c10/util/ArrayRef.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
@@ -48,7 +49,13 @@ namespace {
 
 constexpr int64_t kPanel = 64;      // rows, or hidden features, at a time
 constexpr int64_t kDepthRun = 256;  // pairs along the depth of a product
+constexpr int64_t kBlockRows = 96;  // of a product
+static_assert(kBlockRows % kMicroRows == 0 && kBlockRows > kPanel);
+
+// The rows and weights for which it is faster than oneDNN's products: packed weights and panels of
+// rows stay in the L2 cache.
 constexpr int64_t kFewestRows = 32;
+constexpr int64_t kMostWeights = 1 << 17;  // elements of one weight
 
 /// Memory of a thread that grows with its calls.
 template <typename T>
@@ -103,8 +110,8 @@ Rows all_rows(const at::Tensor& tensor) {
 
 const PairKernels& pair_kernels() { return instruction_set().matrix.of_pairs; }
 
-/// The transposed rows of a panel. Its columns are a multiple of two vectors: one takes as long, and
-/// three take longer than four.
+/// The transposed rows of a panel. Its columns are a multiple of two vectors: one takes as long,
+/// and three take longer than four.
 PackedMatrix pack_panel(const Rows& rows, Room<BFloat16Pair>& room) {
   const auto columns = round_up(rows.count, kPanel / 2), pairs = rows.columns / 2;
   auto* to = room.of(pairs * columns);
@@ -129,29 +136,32 @@ PackedMatrix pack_columns(const Rows& rows, Room<BFloat16Pair>& room) {
   return {to, columns};
 }
 
-/// c [rows, columns of b] = a b, or c += a b.
-void multiply(const PairMatrix& a, int64_t rows, const PackedMatrix& b, int64_t depth, float* c,
-              bool accumulate = false) {
-  for (int64_t k = 0; k < depth; k += kDepthRun) {
-    pair_kernels().multiply({rows, b.row, std::min(kDepthRun, depth - k),
-                             a.data + k * a.column_stride, a.row_stride, a.column_stride,
-                             b.data + k * b.row, b.row, c, b.row, accumulate || k > 0});
-  }
-}
+/// A product a b, whose depth is counted in pairs.
+struct Term {
+  PairMatrix a;
+  PackedMatrix b;
+  int64_t depth;
+};
 
-/// to = the sums, rounded.
-void round_to(const Rows& to, const float* sums, int64_t sums_row) {
-  instruction_set().matrix.of_float.unpack(sums, sums_row, 1, nullptr, to);
+/// c [rows, columns] = a b for columns from `first` on, or c += a b.
+void multiply(const Term& term, int64_t rows, int64_t first, int64_t columns, float* c,
+              bool accumulate) {
+  const auto& [a, b, depth] = term;
+  for (int64_t k = 0; k < depth; k += kDepthRun) {
+    pair_kernels().multiply({rows, columns, std::min(kDepthRun, depth - k),
+                             a.data + k * a.column_stride, a.row_stride, a.column_stride,
+                             b.data + k * b.row + first, b.row, c, kPanel, accumulate || k > 0});
+  }
 }
 
 /// The memory of one thread.
 struct Workspace {
-  Room<BFloat16Pair> panel, hidden;
-  Room<BFloat16Pair> weights[3];    // gate, up, out
-  Room<BFloat16Pair> all_hidden[3]; // of all rows: the gradients of gate and up, and h
+  Room<BFloat16Pair> panel, hidden[2];
+  Room<BFloat16Pair> weights[3];     // gate, up, out
+  Room<BFloat16Pair> all_hidden[3];  // of all rows: the gradients of gate and up, and h
   Room<BFloat16Pair> all_rows;
-  Room<float> sums;
-  Room<c10::BFloat16> blocks[4];    // of a panel's hidden layer
+  float sums[kBlockRows * kPanel];
+  Room<c10::BFloat16> blocks[4];  // of a panel's hidden layer
 };
 
 Workspace& workspace() {
@@ -163,6 +173,25 @@ Workspace& workspace() {
 struct Range {
   int64_t first, count;
 };
+
+/// to = the sum of the products, rounded. All of them have as many columns.
+void write_products(at::ArrayRef<Term> terms, const Rows& to) {
+  auto* sums = workspace().sums;
+  for (int64_t column = 0; column < to.columns; column += kPanel) {
+    const auto columns = std::min(kPanel, terms.front().b.row - column);
+    for (int64_t row = 0; row < to.count; row += kBlockRows) {
+      auto block = to;
+      block.data = static_cast<c10::BFloat16*>(to.data) + row * to.row_stride + column;
+      block.count = std::min(kBlockRows, to.count - row);
+      block.columns = std::min(kPanel, to.columns - column);
+      for (const auto& [a, b, depth] : terms) {
+        multiply({a.at(row), b, depth}, block.count, column, columns, sums,
+                 /*accumulate=*/&a != &terms.front().a);
+      }
+      instruction_set().matrix.of_float.unpack(sums, kPanel, 1, nullptr, block);
+    }
+  }
+}
 
 /// Cuts [0, count) into ranges of kPanel.
 template <typename Visit>
@@ -185,8 +214,8 @@ class HiddenPanel {
       : data_(room.of(features * kPanel)), rows_(rows) {}
 
   Rows of(const Range& features) const {
-    return {data_ + features.first * kPanel, ElementType::bfloat16, features.count, rows_, kPanel,
-            1};
+    return {
+        data_ + features.first * kPanel, ElementType::bfloat16, features.count, rows_, kPanel, 1};
   }
 
  private:
@@ -211,17 +240,12 @@ PackedMatrix compute_hidden(const Rows& rows, const SwiGluLayer& layer, const Ga
   auto& room = workspace();
   const auto depth = rows.columns / 2, features = layer.gate.size(0);
   const auto b = pack_panel(rows, room.panel);
-  auto* to = room.hidden.of(features / 2 * b.row);
+  auto* to = room.hidden[0].of(features / 2 * b.row);
   const HiddenPanel hidden(room.blocks[2], features, rows.count);
   for_panels_of(features, [&](const Range& block) {
-    const auto multiply_by = [&](const at::Tensor& weight, const Rows& products) {
-      auto* sums = room.sums.of(kPanel * b.row);
-      multiply(pairs_of(weight).at(block.first), block.count, b, depth, sums);
-      round_to(products, sums, b.row);
-    };
     const auto gate = result.gate.of(block), up = result.up.of(block), h = hidden.of(block);
-    multiply_by(layer.gate, gate);
-    multiply_by(layer.up, up);
+    write_products(Term{pairs_of(layer.gate).at(block.first), b, depth}, gate);
+    write_products(Term{pairs_of(layer.up).at(block.first), b, depth}, up);
     instruction_set().layers.of_float.swiglu(gate, up, layer.form, h);
     pair_kernels().pack_columns(h, to + block.first / 2 * b.row, b.row);
   });
@@ -241,10 +265,8 @@ void differentiate_hidden(const Rows& gradient, const SwiGluLayer& layer, const 
   const auto b = pack_panel(gradient, room.panel);
   const HiddenPanel of_hidden(room.blocks[0], kPanel, gradient.count);
   for_panels_of(layer.gate.size(0), [&](const Range& block) {
-    auto* sums = room.sums.of(kPanel * b.row);
-    multiply(out.transposed().at(block.first), block.count, b, gradient.columns / 2, sums);
     const auto dh = of_hidden.of({0, block.count});
-    round_to(dh, sums, b.row);
+    write_products(Term{out.transposed().at(block.first), b, gradient.columns / 2}, dh);
     const auto gate = kept.gate.of(block), up = kept.up.of(block);
     kernels.swiglu_backward(gate, up, layer.form, dh, result.gate.of(block), result.up.of(block));
     kernels.swiglu(gate, up, layer.form, result.hidden.of(block));
@@ -252,14 +274,9 @@ void differentiate_hidden(const Rows& gradient, const SwiGluLayer& layer, const 
 }
 
 /// The gradient of a weight [n, k]: a [n, T] b [T, k], rounded.
-at::Tensor weight_gradient(const PairMatrix& a, const PackedMatrix& b, int64_t depth,
-                           const at::Tensor& weight) {
+at::Tensor weight_gradient(const Term& product, const at::Tensor& weight) {
   auto result = empty_on_cpu(weight.sizes(), at::kBFloat16);
-  for_panels_of(weight.size(0), [&](const Range& block) {
-    auto* sums = workspace().sums.of(kPanel * b.row);
-    multiply(a.at(block.first), block.count, b, depth, sums);
-    round_to(matrix_rows(result, block.first, block.count, 0, weight.size(1)), sums, b.row);
-  });
+  write_products(product, all_rows(result));
   return result;
 }
 
@@ -295,9 +312,9 @@ class BackwardPass {
       const HiddenGradients hidden = {{room.blocks[1], features_, panel.count},
                                       {room.blocks[2], features_, panel.count},
                                       {room.blocks[3], features_, panel.count}};
-      differentiate_hidden(part(gradient_, panel), layer_, panel_of(&kept_, features_, panel), out,
-                           hidden);
-      if (wanted_.rows) differentiate_rows(hidden, weights, part(result.rows, panel));
+      differentiate_hidden(rows_of(gradient_, panel), layer_, panel_of(&kept_, features_, panel),
+                           out, hidden);
+      if (wanted_.rows) differentiate_rows(hidden, weights, rows_of(result.rows, panel));
       const HiddenPanel* const all[] = {&hidden.gate, &hidden.up, &hidden.hidden};
       for (size_t i = 0; i < 3; ++i) {
         auto* to = const_cast<BFloat16Pair*>(all_hidden_[i].data);
@@ -311,21 +328,22 @@ class BackwardPass {
   }
 
  private:
-  static Rows part(const at::Tensor& tensor, const Range& rows) {
+  static Rows rows_of(const at::Tensor& tensor, const Range& rows) {
     return matrix_rows(tensor, rows.first, rows.count, 0, tensor.size(1));
   }
 
   /// A panel's gradient of the rows.
   void differentiate_rows(const HiddenGradients& hidden, const PackedMatrix (&weights)[2],
                           const Rows& to) const {
-    auto& room = workspace();
-    auto* sums = room.sums.of(kPanel * weights[0].row);
-    const HiddenPanel* const gradients[] = {&hidden.gate, &hidden.up};
-    for (size_t i = 0; i < 2; ++i) {
-      const auto a = pack_columns(gradients[i]->of({0, features_}), room.hidden).transposed();
-      multiply(a, to.count, weights[i], features_ / 2, sums, /*accumulate=*/i > 0);
-    }
-    round_to(to, sums, weights[0].row);
+    const auto term = [&](const HiddenPanel& gradient, Room<BFloat16Pair>& room,
+                          const PackedMatrix& weight) {
+      const auto a = pack_columns(gradient.of({0, features_}), room);
+      return Term{a.transposed(), weight, features_ / 2};
+    };
+    auto& [of_gate, of_up] = workspace().hidden;
+    const Term terms[] = {term(hidden.gate, of_gate, weights[0]),
+                          term(hidden.up, of_up, weights[1])};
+    write_products(terms, to);
   }
 
   /// The gradients of the weights.
@@ -335,14 +353,14 @@ class BackwardPass {
     if (wanted_.gate || wanted_.up) {
       const auto b = pack_columns(all_rows(rows_), room);
       const auto differentiate = [&](const PackedMatrix& a, const at::Tensor& weight) {
-        return weight_gradient(a.transposed(), b, pairs_, weight);
+        return weight_gradient({a.transposed(), b, pairs_}, weight);
       };
       if (wanted_.gate) result.gate = differentiate(of_gate, layer_.gate);
       if (wanted_.up) result.up = differentiate(of_up, layer_.up);
     }
     if (!wanted_.out) return;
     const auto a = pack_columns(all_rows(gradient_), room).transposed();
-    result.out = weight_gradient(a, hidden, pairs_, layer_.out);
+    result.out = weight_gradient({a, hidden, pairs_}, layer_.out);
   }
 
   const at::Tensor& rows_;
@@ -358,12 +376,15 @@ class BackwardPass {
 
 bool takes_swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer) {
   const auto& processor = instruction_set();
-  if (!has_kernels() || !processor.multiplies_bfloat16 || processor.has_tile_registers) return false;
+  if (!has_kernels() || !processor.multiplies_bfloat16 || processor.has_tile_registers)
+    return false;
   const auto is_taken = [](const at::Tensor& tensor) {
     return packed_weight_of(tensor) == nullptr && is_plain(tensor) &&
-           tensor.scalar_type() == at::kBFloat16 && tensor.dim() == 2 && tensor.is_contiguous() && tensor.size(1) % 2 == 0 && tensor.storage_offset() % 2 == 0;
+           tensor.scalar_type() == at::kBFloat16 && tensor.dim() == 2 && tensor.is_contiguous() &&
+           tensor.size(1) % 2 == 0 && tensor.storage_offset() % 2 == 0;
   };
-  return rows.size(0) >= kFewestRows && is_taken(rows) && is_taken(layer.gate) &&
+  return rows.size(0) >= kFewestRows && layer.gate.numel() <= kMostWeights &&
+         layer.out.numel() <= kMostWeights && is_taken(rows) && is_taken(layer.gate) &&
          is_taken(layer.up) && is_taken(layer.out) && layer.gate.size(1) == rows.size(1);
 }
 
@@ -377,11 +398,10 @@ at::Tensor swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer, SwiGlu
   const auto out = pack_transposed(all_rows(layer.out), room.weights[2]);
   auto result = empty_on_cpu({count, columns}, at::kBFloat16);
   for_panels_of(count, [&](const Range& panel) {
-    const auto part = matrix_rows(rows, panel.first, panel.count, 0, rows.size(1));
-    const auto a = compute_hidden(part, layer, panel_of(kept, features, panel)).transposed();
-    auto* sums = room.sums.of(kPanel * out.row);
-    multiply(a, panel.count, out, features / 2, sums);
-    round_to(matrix_rows(result, panel.first, panel.count, 0, columns), sums, out.row);
+    const auto x = matrix_rows(rows, panel.first, panel.count, 0, rows.size(1));
+    const auto a = compute_hidden(x, layer, panel_of(kept, features, panel)).transposed();
+    write_products(Term{a, out, features / 2},
+                   matrix_rows(result, panel.first, panel.count, 0, columns));
   });
   return result;
 }

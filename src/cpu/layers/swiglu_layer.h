@@ -13,9 +13,10 @@ struct SwiGluLayer {
   SwiGluForm form;
 };
 
-/// What the backward pass of `swiglu_layer` needs beside the rows and the layer.
+/// Tensors that `swiglu_layer` keeps for its backward pass.
 struct SwiGluHidden {
-  /// The products with the first two weights, transposed: [panels, F, 64], a panel for each 64 rows.
+  /// The products with the first two weights, transposed: [panels, F, 64], a panel for each 64
+  /// rows.
   at::Tensor gate, up;
 };
 
@@ -32,7 +33,7 @@ struct SwiGluWanted {
 // The next functions compute on the calling thread, without autograd.
 
 /// Whether `swiglu_layer` takes these rows [T, E] and this layer: tensors of bfloat16 on a
-/// processor with products of its pairs, and enough rows.
+/// processor with products of its pairs, enough rows and small weights.
 bool takes_swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer);
 
 /// The layer of these rows: [T, E]. Writes what the backward pass needs to `kept`, unless it is

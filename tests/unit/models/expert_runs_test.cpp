@@ -23,6 +23,8 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr int64_t E = 16, kHidden = 24;
 const std::vector<int64_t> kRows = {5, 0, 9, 7, 1, 6};  // 14 for each of two threads
+// 136 for each of two threads; some experts have too few for swiglu_layer.
+const std::vector<int64_t> kManyRows = {40, 0, 90, 71, 7, 64};
 
 /// Calls run() with so many threads.
 template <typename Run>
@@ -33,19 +35,23 @@ auto with_threads(int threads, const Run& run) {
   return run();
 }
 
-torch::nn::ModuleList make_experts(at::ScalarType dtype, double dropout = 0.0) {
+torch::nn::ModuleList make_experts(at::ScalarType dtype, double dropout = 0.0, bool bias = true) {
   torch::nn::ModuleList experts;
   for (size_t i = 0; i < kRows.size(); ++i) {
-    experts->push_back(FeedForward(
-        FeedForwardOptions(E).hidden_dim(kHidden).activation(Activation::swiglu).dropout(dropout)));
+    experts->push_back(FeedForward(FeedForwardOptions(E)
+                                       .hidden_dim(kHidden)
+                                       .activation(Activation::swiglu)
+                                       .bias(bias)
+                                       .dropout(dropout)));
   }
   experts->to(dtype);
   return experts;
 }
 
-Tensors make_inputs(at::ScalarType dtype, bool requires_grad) {
+Tensors make_inputs(at::ScalarType dtype, bool requires_grad,
+                    const std::vector<int64_t>& counts = kRows) {
   Tensors inputs;
-  for (const auto rows : kRows) {
+  for (const auto rows : counts) {
     inputs.push_back(uniform({rows, E}, dtype).requires_grad_(requires_grad));
   }
   return inputs;
@@ -96,6 +102,31 @@ TEST(RunExperts, GivesTheSameSideBySideAsInTurn) {
   const auto run = [&] { return everything(experts, inputs); };
   const auto expected = with_threads(1, run);
   EXPECT_TRUE(are_alike(with_threads(2, run), expected, 1e-14));  // sums of some 20 products
+}
+
+/// Experts in bfloat16 without biases, which swiglu_layer runs where it takes them.
+TEST(RunExperts, GivesTheSameInBFloat16) {
+  torch::manual_seed(moved(37));
+  auto experts = make_experts(at::kBFloat16, /*dropout=*/0.0, /*bias=*/false);
+  const auto inputs = make_inputs(at::kBFloat16, true, kManyRows);
+  const auto run = [&] { return everything(experts, inputs); };
+  const auto expected = with_threads(1, run);
+  // Gradients of squares of sums, rounded to 4e-3 in each step.
+  EXPECT_TRUE(are_alike(with_threads(2, run), expected, 4e-2));
+  for (const auto& parameter : experts[2]->parameters()) parameter.requires_grad_(false);
+  experts[3]->parameters()[0].requires_grad_(false);
+  const auto gradients = [&] {
+    experts->zero_grad();
+    total_of(detail::run_experts(experts, inputs)).backward();
+    Tensors all;
+    for (const auto& parameter : experts->parameters()) {
+      EXPECT_EQ(parameter.grad().defined(), parameter.requires_grad());
+      if (parameter.requires_grad()) all.push_back(parameter.grad().clone());
+    }
+    return all;
+  };
+  const auto in_turn = with_threads(1, gradients);
+  EXPECT_TRUE(are_alike(with_threads(2, gradients), in_turn, 4e-2));
 }
 
 TEST(RunExperts, DifferentiatesOnlyWhatRequiresAGradient) {
@@ -152,19 +183,24 @@ TEST(RunExperts, FollowsAutocast) {
 
 TEST(RunExperts, NoticesChangesAndFreedGraphs) {
   torch::manual_seed(moved(35));
-  auto experts = make_experts(at::kFloat);
-  const auto inputs = make_inputs(at::kFloat, true);
-  with_threads(2, [&] {
-    const auto total = total_of(detail::run_experts(experts, inputs));
-    total.backward();
-    EXPECT_THROW(total.backward(), c10::Error);
-    const auto later = total_of(detail::run_experts(experts, inputs));
-    {
-      const at::NoGradGuard no_grad;
-      experts[3]->parameters()[0].mul_(2);
-    }
-    EXPECT_THROW(later.backward(), c10::Error);
-  });
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    auto experts = make_experts(dtype, /*dropout=*/0.0, /*bias=*/false);
+    const auto inputs = make_inputs(dtype, true, kManyRows);
+    with_threads(2, [&] {
+      const auto total = total_of(detail::run_experts(experts, inputs));
+      total.backward({}, /*retain_graph=*/true);
+      total.backward();
+      EXPECT_THROW(total.backward(), c10::Error);
+      for (const auto& parameter : experts[3]->parameters()) {
+        const auto later = total_of(detail::run_experts(experts, inputs));
+        {
+          const at::NoGradGuard no_grad;
+          parameter.mul_(2);
+        }
+        EXPECT_THROW(later.backward(), c10::Error);
+      }
+    });
+  }
 }
 
 /// Dropout draws the numbers of one generator: in turn, so that they do not depend on threads.
