@@ -1,8 +1,9 @@
 // Measures heed::distributed for distributed_rounds.py, which starts the processes as torchrun
 // does.
-//   heed_distributed_bench train|ring|link [NAME=VALUE]...
+//   heed_distributed_bench train|ring|experts|link [NAME=VALUE]...
 // Each process prints one line of JSON.
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
@@ -11,6 +12,7 @@
 #include <fmt/core.h>
 #include <heed/distributed.h>
 #include <heed/memory.h>
+#include <heed/mixture_of_experts.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
@@ -309,6 +311,36 @@ void ring(const ProcessGroup& world, const Arguments& arguments) {
   print(found);
 }
 
+/// A mixture whose experts are split among the processes, each with its share of the tokens.
+void experts(const ProcessGroup& world, const Arguments& arguments) {
+  const auto repetitions = arguments.number("repetitions", 5);
+  const auto tokens = arguments.number("tokens", 2048) / world->getSize();
+  const bool backward = arguments.number("backward", 0) != 0;
+  constexpr int64_t kWidth = 512;
+  torch::manual_seed(0);
+  MixtureOfExperts mixture(MixtureOfExpertsOptions(
+      FeedForwardOptions(kWidth).hidden_dim(1024).activation(Activation::swiglu).bias(false),
+      /*expert_num=*/8, /*top_k=*/2));
+  if (world->getSize() > 1) distributed::parallelize_experts(*mixture, world);
+  const auto x = at::randn({tokens, kWidth}).requires_grad_(backward);
+  const auto run = [&] {
+    const at::AutoGradMode records(backward);
+    const auto output = mixture->forward(x);
+    if (!backward) return;
+    output.backward(at::ones_like(output));
+    mixture->zero_grad();
+    x.mutable_grad().reset();
+  };
+  run();  // warms up
+  Samples computed;
+  const auto seconds = median_of(world, repetitions, [&] {
+    const auto start = process_seconds();
+    run();
+    computed.push_back(process_seconds() - start);
+  });
+  print({{"seconds", seconds}, {"processor_seconds", median(computed)}});
+}
+
 /// Latency and bandwidth between processes 0 and 1, and all-reduces over all.
 void link(const ProcessGroup& world, const Arguments& arguments) {
   const auto repetitions = arguments.number("repetitions", 9);
@@ -349,10 +381,12 @@ int run(int argc, char** argv) {
     train(world, arguments);
   } else if (mode == "ring") {
     ring(world, arguments);
+  } else if (mode == "experts") {
+    experts(world, arguments);
   } else if (mode == "link") {
     link(world, arguments);
   } else {
-    throw std::invalid_argument("the mode must be train, ring or link");
+    throw std::invalid_argument("the mode must be train, ring, experts or link");
   }
   world->barrier()->wait();
   return 0;

@@ -140,6 +140,26 @@ def ring_row(rounds, name, exchange, direction, processes, length):
     return "| " + " | ".join(cells) + " |"
 
 
+def experts_table(rounds):
+    lines = ["| | processes × threads | time | efficiency (least–greatest) | by processor time |",
+             "|---|---|--:|--:|--:|"]
+    for direction in ("forward", "training"):
+        alone = f"experts/{direction} 1 x 2"
+        for processes, threads in ((1, 2), (2, 1), (4, 1)):
+            name = f"experts/{direction} {processes} x {threads}"
+            if name not in rounds:
+                continue
+            efficiency = computing = ""
+            if processes > 1 and alone in rounds:
+                value, least, greatest = rounds.ratio(alone, name, "seconds")
+                efficiency = f"{value:.2f} ({least:.2f}–{greatest:.2f})"
+                computing = f"{rounds.ratio(alone, name, 'processor_seconds', sum)[0]:.2f}"
+            lines.append(f"| {direction} | {processes} × {threads} "
+                         f"| {rounds.median(name, 'seconds') * 1e3:.1f} ms | {efficiency} "
+                         f"| {computing} |")
+    return lines
+
+
 def greatest_by_mean(numbers):
     return max(numbers) / statistics.mean(numbers)
 
@@ -217,7 +237,8 @@ def figures(report):
     context, rounds = report["context"], Rounds(report["results"])
     lines = [*facts(context, rounds), "", "### Training", "", *training_table(rounds), "",
              f"### Attention over {context['length']} tokens", "",
-             *ring_table(rounds, context["length"]), "", "### Two machines", ""]
+             *ring_table(rounds, context["length"]), "", "### Experts", "", *experts_table(rounds),
+             "", "### Two machines", ""]
     if context["skipped"]:
         lines.append(f"Left out: {context['skipped']}.")
     else:

@@ -51,6 +51,12 @@ WORKS = {
         for processes, threads in ((1, 2), (2, 1), (4, 1))
         if processes > 1 or exchange != "ulysses"
     },
+    **{
+        f"experts/{direction} {processes} x {threads}":
+            (processes, threads, ["experts", f"backward={backward}"])
+        for backward, direction in enumerate(("forward", "training"))
+        for processes, threads in ((1, 2), (2, 1), (4, 1))
+    },
 }
 TWO_MACHINES = {
     "train/data": (2, 1, ["train", "data=2"]),
@@ -222,13 +228,15 @@ def main():
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes the namespaces
 
-    extra = {"train": ["steps=10"], "ring": ["L=8192", "repetitions=3"]}
+    extra = {"train": ["steps=10"], "ring": ["L=8192", "repetitions=3"], "experts": ["tokens=2048"]}
     works, two_machines, rounds = dict(WORKS), TWO_MACHINES, arguments.rounds
     if arguments.smoke:
-        extra = {"train": ["steps=1"], "ring": ["L=64", "repetitions=1"], "link": ["repetitions=1"]}
+        extra = {"train": ["steps=1"], "ring": ["L=64", "repetitions=1"],
+                 "experts": ["tokens=64", "repetitions=1"], "link": ["repetitions=1"]}
         works = {name: WORKS[name] for name in
                  ("train/heed data 2 x 1", "train/heed tensor 2 x 1", "train/heed context 2 x 1",
-                  "train/Python DDP 2 x 1", "ring/training 2 x 1", "ulysses/training 2 x 1")}
+                  "train/Python DDP 2 x 1", "ring/training 2 x 1", "ulysses/training 2 x 1",
+                  "experts/training 2 x 1")}
         two_machines = {name: TWO_MACHINES[name] for name in ("train/data", "ring/training")}
         rounds = 1
     works["link"] = (2, 1, ["link"])

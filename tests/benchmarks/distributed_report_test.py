@@ -41,6 +41,8 @@ def results() -> dict:
         "ring/training 2 x 1": [[call(0.9, 1.0, 50331648), call(1.0, 0.8, 25165824)]] * 2,
         "ring/forward 1 x 2": [[call(0.9, 0, 0)], [call(0.9, 0, 0)]],
         "ring/forward 2 x 1": [[call(0.9, 1.0, 8388608), call(1.0, 0.8, 16777216)]] * 2,
+        "experts/forward 1 x 2": [[call(0.04, 0.04, 0)], [call(0.06, 0.06, 0)]],
+        "experts/forward 2 x 1": [[call(0.05, 0.02, 0), call(0.04, 0.02, 0)]] * 2,
         "link": [[link, link]],
     }
 
@@ -63,6 +65,11 @@ class Report(unittest.TestCase):
     def test_a_ring_is_as_slow_as_its_slowest_process(self) -> None:
         self.assertIn("| ring, forward | 2 × 1 | 1000 ms | 0.90 (0.90–0.90) | 0.85 | yes | 0.05 "
                       "| 0.06 | 1 MiB | 25,165,824 | 25,165,824 | 1.111 | 1.10 | **no** |\n", self.tables())
+
+    def test_experts_are_compared_with_one_process(self) -> None:
+        text = self.tables()
+        self.assertIn("| forward | 1 × 2 | 50.0 ms |  |  |\n", text)
+        self.assertIn("| forward | 2 × 1 | 50.0 ms | 1.00 (0.80–1.20) | ", text)
 
     def test_bytes_that_differ_from_the_formula_are_marked(self) -> None:
         self.assertIn("25,165,824 | 12,582,912 **differs** |", self.tables({**CONTEXT, "length": 4096}))

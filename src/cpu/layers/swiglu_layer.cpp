@@ -47,19 +47,19 @@ namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kPanel = 64;      // rows, or hidden features, at a time
-constexpr int64_t kDepthRun = 256;  // pairs along the depth of a product
-constexpr int64_t kBlockRows = 96;  // of a product
-static_assert(kBlockRows % kMicroRows == 0 && kBlockRows > kPanel);
+constexpr int64_t kSwiGluPanel = 64;  // rows, or hidden features, at a time
+constexpr int64_t kPairsRun = 256;    // pairs along the depth of a product
+constexpr int64_t kProductRows = 96;  // of a product
+static_assert(kProductRows % kMicroRows == 0 && kProductRows > kSwiGluPanel);
 
 // The rows and weights for which it is faster than oneDNN's products: packed weights and panels of
 // rows stay in the L2 cache.
-constexpr int64_t kFewestRows = 32;
-constexpr int64_t kMostWeights = 1 << 17;  // elements of one weight
+constexpr int64_t kFewestSwiGluRows = 32;
+constexpr int64_t kMostSwiGluWeights = 1 << 17;  // elements of one weight
 
 /// Memory of a thread that grows with its calls.
 template <typename T>
-class Room {
+class GrowingRoom {
  public:
   T* of(int64_t count) {
     if (count > size_) {
@@ -112,8 +112,8 @@ const PairKernels& pair_kernels() { return instruction_set().matrix.of_pairs; }
 
 /// The transposed rows of a panel. Its columns are a multiple of two vectors: one takes as long,
 /// and three take longer than four.
-PackedMatrix pack_panel(const Rows& rows, Room<BFloat16Pair>& room) {
-  const auto columns = round_up(rows.count, kPanel / 2), pairs = rows.columns / 2;
+PackedMatrix pack_panel(const Rows& rows, GrowingRoom<BFloat16Pair>& room) {
+  const auto columns = round_up(rows.count, kSwiGluPanel / 2), pairs = rows.columns / 2;
   auto* to = room.of(pairs * columns);
   if (round_up(rows.count, kColumnMultiple) < columns) std::fill_n(to, pairs * columns, 0);
   pair_kernels().pack_transposed(rows, to, columns);
@@ -121,7 +121,7 @@ PackedMatrix pack_panel(const Rows& rows, Room<BFloat16Pair>& room) {
 }
 
 /// The transposed rows.
-PackedMatrix pack_transposed(const Rows& rows, Room<BFloat16Pair>& room) {
+PackedMatrix pack_rows(const Rows& rows, GrowingRoom<BFloat16Pair>& room) {
   const auto columns = round_up(rows.count, kColumnMultiple);
   auto* to = room.of(ceil_div(rows.columns, int64_t{2}) * columns);
   pair_kernels().pack_transposed(rows, to, columns);
@@ -129,7 +129,7 @@ PackedMatrix pack_transposed(const Rows& rows, Room<BFloat16Pair>& room) {
 }
 
 /// The rows, as pairs of neighbors in a column.
-PackedMatrix pack_columns(const Rows& rows, Room<BFloat16Pair>& room) {
+PackedMatrix pack_columns(const Rows& rows, GrowingRoom<BFloat16Pair>& room) {
   const auto columns = round_up(rows.columns, kColumnMultiple);
   auto* to = room.of(ceil_div(rows.count, int64_t{2}) * columns);
   pair_kernels().pack_columns(rows, to, columns);
@@ -137,85 +137,89 @@ PackedMatrix pack_columns(const Rows& rows, Room<BFloat16Pair>& room) {
 }
 
 /// A product a b, whose depth is counted in pairs.
-struct Term {
+struct ProductTerm {
   PairMatrix a;
   PackedMatrix b;
   int64_t depth;
 };
 
 /// c [rows, columns] = a b for columns from `first` on, or c += a b.
-void multiply(const Term& term, int64_t rows, int64_t first, int64_t columns, float* c,
-              bool accumulate) {
+void multiply_term(const ProductTerm& term, int64_t rows, int64_t first, int64_t columns, float* c,
+                   bool accumulate) {
   const auto& [a, b, depth] = term;
-  for (int64_t k = 0; k < depth; k += kDepthRun) {
-    pair_kernels().multiply({rows, columns, std::min(kDepthRun, depth - k),
-                             a.data + k * a.column_stride, a.row_stride, a.column_stride,
-                             b.data + k * b.row + first, b.row, c, kPanel, accumulate || k > 0});
+  for (int64_t k = 0; k < depth; k += kPairsRun) {
+    pair_kernels().multiply(
+        {rows, columns, std::min(kPairsRun, depth - k), a.data + k * a.column_stride, a.row_stride,
+         a.column_stride, b.data + k * b.row + first, b.row, c, kSwiGluPanel, accumulate || k > 0});
   }
 }
 
 /// The memory of one thread.
-struct Workspace {
-  Room<BFloat16Pair> panel, hidden[2];
-  Room<BFloat16Pair> weights[3];     // gate, up, out
-  Room<BFloat16Pair> all_hidden[3];  // of all rows: the gradients of gate and up, and h
-  Room<BFloat16Pair> all_rows;
-  float sums[kBlockRows * kPanel];
-  Room<c10::BFloat16> blocks[4];  // of a panel's hidden layer
+struct SwiGluWorkspace {
+  GrowingRoom<BFloat16Pair> panel, hidden[2];
+  GrowingRoom<BFloat16Pair> weights[3];     // gate, up, out
+  GrowingRoom<BFloat16Pair> all_hidden[3];  // of all rows: the gradients of gate and up, and h
+  GrowingRoom<BFloat16Pair> all_rows;
+  float sums[kProductRows * kSwiGluPanel];
+  GrowingRoom<c10::BFloat16> blocks[4];  // of a panel's hidden layer
 };
 
-Workspace& workspace() {
-  thread_local Workspace room;
+SwiGluWorkspace& swiglu_workspace() {
+  thread_local SwiGluWorkspace room;
   return room;
 }
 
 /// Some neighbors of a dimension.
-struct Range {
+struct PanelRange {
   int64_t first, count;
 };
 
 /// to = the sum of the products, rounded. All of them have as many columns.
-void write_products(at::ArrayRef<Term> terms, const Rows& to) {
-  auto* sums = workspace().sums;
-  for (int64_t column = 0; column < to.columns; column += kPanel) {
-    const auto columns = std::min(kPanel, terms.front().b.row - column);
-    for (int64_t row = 0; row < to.count; row += kBlockRows) {
+void write_products(at::ArrayRef<ProductTerm> terms, const Rows& to) {
+  auto* sums = swiglu_workspace().sums;
+  for (int64_t column = 0; column < to.columns; column += kSwiGluPanel) {
+    const auto columns = std::min(kSwiGluPanel, terms.front().b.row - column);
+    for (int64_t row = 0; row < to.count; row += kProductRows) {
       auto block = to;
       block.data = static_cast<c10::BFloat16*>(to.data) + row * to.row_stride + column;
-      block.count = std::min(kBlockRows, to.count - row);
-      block.columns = std::min(kPanel, to.columns - column);
+      block.count = std::min(kProductRows, to.count - row);
+      block.columns = std::min(kSwiGluPanel, to.columns - column);
       for (const auto& [a, b, depth] : terms) {
-        multiply({a.at(row), b, depth}, block.count, column, columns, sums,
-                 /*accumulate=*/&a != &terms.front().a);
+        multiply_term({a.at(row), b, depth}, block.count, column, columns, sums,
+                      /*accumulate=*/&a != &terms.front().a);
       }
-      instruction_set().matrix.of_float.unpack(sums, kPanel, 1, nullptr, block);
+      instruction_set().matrix.of_float.unpack(sums, kSwiGluPanel, 1, nullptr, block);
     }
   }
 }
 
-/// Cuts [0, count) into ranges of kPanel.
+/// Cuts [0, count) into ranges of kSwiGluPanel.
 template <typename Visit>
 void for_panels_of(int64_t count, const Visit& visit) {
-  for (int64_t first = 0; first < count; first += kPanel) {
-    visit(Range{first, std::min(kPanel, count - first)});
+  for (int64_t first = 0; first < count; first += kSwiGluPanel) {
+    visit(PanelRange{first, std::min(kSwiGluPanel, count - first)});
   }
 }
 
-/// A panel's hidden layer, transposed: rows of kPanel elements for each of F features.
+/// A panel's hidden layer, transposed: rows of kSwiGluPanel elements for each of F features.
 class HiddenPanel {
  public:
   /// A panel of SwiGluHidden.
-  HiddenPanel(const at::Tensor& panels, const Range& rows)
+  HiddenPanel(const at::Tensor& panels, const PanelRange& rows)
       : data_(static_cast<c10::BFloat16*>(const_cast<void*>(panels.const_data_ptr())) +
-              rows.first / kPanel * panels.stride(0)),
+              rows.first / kSwiGluPanel * panels.stride(0)),
         rows_(rows.count) {}
   /// One in a thread's memory.
-  HiddenPanel(Room<c10::BFloat16>& room, int64_t features, int64_t rows)
-      : data_(room.of(features * kPanel)), rows_(rows) {}
+  HiddenPanel(GrowingRoom<c10::BFloat16>& room, int64_t features, int64_t rows)
+      : data_(room.of(features * kSwiGluPanel)), rows_(rows) {}
 
-  Rows of(const Range& features) const {
-    return {
-        data_ + features.first * kPanel, ElementType::bfloat16, features.count, rows_, kPanel, 1};
+  Rows of(const PanelRange& features) const {
+    return {data_ + features.first * kSwiGluPanel,
+            ElementType::bfloat16,
+            features.count,
+            rows_,
+            kSwiGluPanel,
+            1};
   }
 
  private:
@@ -229,23 +233,23 @@ struct GateAndUp {
 };
 
 /// The panel of `hidden`, or one in a thread's memory if there is none.
-GateAndUp panel_of(const SwiGluHidden* hidden, int64_t features, const Range& rows) {
-  auto& blocks = workspace().blocks;
+GateAndUp panel_of(const SwiGluHidden* hidden, int64_t features, const PanelRange& rows) {
+  auto& blocks = swiglu_workspace().blocks;
   if (hidden) return {{hidden->gate, rows}, {hidden->up, rows}};
   return {{blocks[0], features, rows.count}, {blocks[1], features, rows.count}};
 }
 
 /// Computes the hidden layer of a panel of rows. Returns its packed columns, [F / 2, panel].
 PackedMatrix compute_hidden(const Rows& rows, const SwiGluLayer& layer, const GateAndUp& result) {
-  auto& room = workspace();
+  auto& room = swiglu_workspace();
   const auto depth = rows.columns / 2, features = layer.gate.size(0);
   const auto b = pack_panel(rows, room.panel);
   auto* to = room.hidden[0].of(features / 2 * b.row);
   const HiddenPanel hidden(room.blocks[2], features, rows.count);
-  for_panels_of(features, [&](const Range& block) {
+  for_panels_of(features, [&](const PanelRange& block) {
     const auto gate = result.gate.of(block), up = result.up.of(block), h = hidden.of(block);
-    write_products(Term{pairs_of(layer.gate).at(block.first), b, depth}, gate);
-    write_products(Term{pairs_of(layer.up).at(block.first), b, depth}, up);
+    write_products(ProductTerm{pairs_of(layer.gate).at(block.first), b, depth}, gate);
+    write_products(ProductTerm{pairs_of(layer.up).at(block.first), b, depth}, up);
     instruction_set().layers.of_float.swiglu(gate, up, layer.form, h);
     pair_kernels().pack_columns(h, to + block.first / 2 * b.row, b.row);
   });
@@ -260,13 +264,13 @@ struct HiddenGradients {
 /// Computes the gradients of a panel, of the output's gradient. `out` is the packed last weight.
 void differentiate_hidden(const Rows& gradient, const SwiGluLayer& layer, const GateAndUp& kept,
                           const PackedMatrix& out, const HiddenGradients& result) {
-  auto& room = workspace();
+  auto& room = swiglu_workspace();
   const auto& kernels = instruction_set().layers.of_float;
   const auto b = pack_panel(gradient, room.panel);
-  const HiddenPanel of_hidden(room.blocks[0], kPanel, gradient.count);
-  for_panels_of(layer.gate.size(0), [&](const Range& block) {
+  const HiddenPanel of_hidden(room.blocks[0], kSwiGluPanel, gradient.count);
+  for_panels_of(layer.gate.size(0), [&](const PanelRange& block) {
     const auto dh = of_hidden.of({0, block.count});
-    write_products(Term{out.transposed().at(block.first), b, gradient.columns / 2}, dh);
+    write_products(ProductTerm{out.transposed().at(block.first), b, gradient.columns / 2}, dh);
     const auto gate = kept.gate.of(block), up = kept.up.of(block);
     kernels.swiglu_backward(gate, up, layer.form, dh, result.gate.of(block), result.up.of(block));
     kernels.swiglu(gate, up, layer.form, result.hidden.of(block));
@@ -274,7 +278,7 @@ void differentiate_hidden(const Rows& gradient, const SwiGluLayer& layer, const 
 }
 
 /// The gradient of a weight [n, k]: a [n, T] b [T, k], rounded.
-at::Tensor weight_gradient(const Term& product, const at::Tensor& weight) {
+at::Tensor weight_gradient(const ProductTerm& product, const at::Tensor& weight) {
   auto result = empty_on_cpu(weight.sizes(), at::kBFloat16);
   write_products(product, all_rows(result));
   return result;
@@ -294,12 +298,12 @@ class BackwardPass {
         pairs_(ceil_div(rows.size(0), int64_t{2})) {
     const auto row = round_up(features_, kColumnMultiple);
     for (size_t i = 0; i < 3; ++i) {
-      all_hidden_[i] = {workspace().all_hidden[i].of(pairs_ * row), row};
+      all_hidden_[i] = {swiglu_workspace().all_hidden[i].of(pairs_ * row), row};
     }
   }
 
   SwiGluGradients run() {
-    auto& room = workspace();
+    auto& room = swiglu_workspace();
     const auto out = pack_columns(all_rows(layer_.out), room.weights[2]);
     PackedMatrix weights[2] = {};
     SwiGluGradients result;
@@ -308,7 +312,7 @@ class BackwardPass {
       weights[1] = pack_columns(all_rows(layer_.up), room.weights[1]);
       result.rows = empty_on_cpu(rows_.sizes(), at::kBFloat16);
     }
-    for_panels_of(rows_.size(0), [&](const Range& panel) {
+    for_panels_of(rows_.size(0), [&](const PanelRange& panel) {
       const HiddenGradients hidden = {{room.blocks[1], features_, panel.count},
                                       {room.blocks[2], features_, panel.count},
                                       {room.blocks[3], features_, panel.count}};
@@ -328,28 +332,28 @@ class BackwardPass {
   }
 
  private:
-  static Rows rows_of(const at::Tensor& tensor, const Range& rows) {
+  static Rows rows_of(const at::Tensor& tensor, const PanelRange& rows) {
     return matrix_rows(tensor, rows.first, rows.count, 0, tensor.size(1));
   }
 
   /// A panel's gradient of the rows.
   void differentiate_rows(const HiddenGradients& hidden, const PackedMatrix (&weights)[2],
                           const Rows& to) const {
-    const auto term = [&](const HiddenPanel& gradient, Room<BFloat16Pair>& room,
+    const auto term = [&](const HiddenPanel& gradient, GrowingRoom<BFloat16Pair>& room,
                           const PackedMatrix& weight) {
       const auto a = pack_columns(gradient.of({0, features_}), room);
-      return Term{a.transposed(), weight, features_ / 2};
+      return ProductTerm{a.transposed(), weight, features_ / 2};
     };
-    auto& [of_gate, of_up] = workspace().hidden;
-    const Term terms[] = {term(hidden.gate, of_gate, weights[0]),
-                          term(hidden.up, of_up, weights[1])};
+    auto& [of_gate, of_up] = swiglu_workspace().hidden;
+    const ProductTerm terms[] = {term(hidden.gate, of_gate, weights[0]),
+                                 term(hidden.up, of_up, weights[1])};
     write_products(terms, to);
   }
 
   /// The gradients of the weights.
   void differentiate_weights(SwiGluGradients& result) const {
     const auto& [of_gate, of_up, hidden] = all_hidden_;
-    auto& room = workspace().all_rows;
+    auto& room = swiglu_workspace().all_rows;
     if (wanted_.gate || wanted_.up) {
       const auto b = pack_columns(all_rows(rows_), room);
       const auto differentiate = [&](const PackedMatrix& a, const at::Tensor& weight) {
@@ -383,24 +387,24 @@ bool takes_swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer) {
            tensor.scalar_type() == at::kBFloat16 && tensor.dim() == 2 && tensor.is_contiguous() &&
            tensor.size(1) % 2 == 0 && tensor.storage_offset() % 2 == 0;
   };
-  return rows.size(0) >= kFewestRows && layer.gate.numel() <= kMostWeights &&
-         layer.out.numel() <= kMostWeights && is_taken(rows) && is_taken(layer.gate) &&
+  return rows.size(0) >= kFewestSwiGluRows && layer.gate.numel() <= kMostSwiGluWeights &&
+         layer.out.numel() <= kMostSwiGluWeights && is_taken(rows) && is_taken(layer.gate) &&
          is_taken(layer.up) && is_taken(layer.out) && layer.gate.size(1) == rows.size(1);
 }
 
 at::Tensor swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer, SwiGluHidden* kept) {
-  auto& room = workspace();
+  auto& room = swiglu_workspace();
   const auto count = rows.size(0), features = layer.gate.size(0), columns = layer.out.size(0);
   if (kept) {
-    const std::array<int64_t, 3> sizes = {ceil_div(count, kPanel), features, kPanel};
+    const std::array<int64_t, 3> sizes = {ceil_div(count, kSwiGluPanel), features, kSwiGluPanel};
     *kept = {empty_on_cpu(sizes, at::kBFloat16), empty_on_cpu(sizes, at::kBFloat16)};
   }
-  const auto out = pack_transposed(all_rows(layer.out), room.weights[2]);
+  const auto out = pack_rows(all_rows(layer.out), room.weights[2]);
   auto result = empty_on_cpu({count, columns}, at::kBFloat16);
-  for_panels_of(count, [&](const Range& panel) {
+  for_panels_of(count, [&](const PanelRange& panel) {
     const auto x = matrix_rows(rows, panel.first, panel.count, 0, rows.size(1));
     const auto a = compute_hidden(x, layer, panel_of(kept, features, panel)).transposed();
-    write_products(Term{a, out, features / 2},
+    write_products(ProductTerm{a, out, features / 2},
                    matrix_rows(result, panel.first, panel.count, 0, columns));
   });
   return result;

@@ -68,10 +68,10 @@ Tensors expected_of(const LayerCase& in, const detail::SwiGluHidden& kept) {
              w_out = leaf(in.layer.out);
   const auto& form = in.layer.form;
   const auto rows = in.rows.size(0);
-  const auto gate =
-      rounded(x.matmul(w_gate.t()), rows_of(kept.gate, rows)).clamp_max(form.limit);
-  const auto up = rounded(x.matmul(w_up.t()), rows_of(kept.up, rows))
-                      .clamp(-form.limit, form.limit) + form.offset;
+  const auto gate = rounded(x.matmul(w_gate.t()), rows_of(kept.gate, rows)).clamp_max(form.limit);
+  const auto up =
+      rounded(x.matmul(w_up.t()), rows_of(kept.up, rows)).clamp(-form.limit, form.limit) +
+      form.offset;
   const auto y = (gate * at::sigmoid(form.beta * gate) * up).matmul(w_out.t());
   auto all = torch::autograd::grad({y}, {x, w_gate, w_up, w_out}, {in.gradient.to(at::kDouble)});
   all.insert(all.begin(), y.detach());
@@ -171,8 +171,8 @@ TEST(LargestPlaces, AreThoseOfTopk) {
 
 TEST(LargestPlaces, TakeTheFirstOfEqualsAndNaN) {
   constexpr auto kNaN = std::numeric_limits<float>::quiet_NaN();
-  const auto rows = at::tensor({2.0F, 1.0F, 2.0F, 0.0F, 2.0F, 1.0F, kNaN, 3.0F, kNaN, 3.0F})
-                        .view({2, 5});
+  const auto rows =
+      at::tensor({2.0F, 1.0F, 2.0F, 0.0F, 2.0F, 1.0F, kNaN, 3.0F, kNaN, 3.0F}).view({2, 5});
   const auto expected = at::tensor({0, 2, 4, 1, 3, 2}, at::kLong).view({2, 3});
   EXPECT_TRUE(are_equal({detail::largest_places(rows, 3)}, {expected}));
 }
