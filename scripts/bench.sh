@@ -69,7 +69,8 @@ install_engine() {
 # Sets HEED_VLLM_PYTHON, for vLLM needs other versions of packages than the others do.
 install_vllm() {
   heed_venv=$heed_root/build/venv-vllm
-  if (make_venv && { has_modules "$heed_venv/bin/python" vllm || pip_install "$1"; }); then
+  # pip takes what PYTHONPATH has for installed, and vLLM's Python does not see it.
+  if (unset PYTHONPATH && make_venv && { has_modules "$heed_venv/bin/python" vllm || pip_install "$1"; }); then
     export HEED_VLLM_PYTHON=$heed_venv/bin/python
     return
   fi
