@@ -216,14 +216,17 @@ int main(int argc, char** argv) {
   app.folder(
       "--adapter", arguments.adapter,
       "a folder that finetune --lora or Hugging Face's PEFT wrote, to change --model's text");
-  auto* prompt = app.add_option("--prompt", arguments.prompt, "the beginning of the text");
+  auto* prompt = app.add_option("--prompt", arguments.prompt,
+                                "the beginning of the text, or what an encoder-decoder reads");
   app.add_option("--tokens", arguments.tokens,
                  "the same as token ids, such as \"1 2 3\"; prints ids, too")
       ->excludes(prompt);
   app.whole_number("--count", arguments.count,
                    "number of tokens to write, at most; 500, or that of generation_config.json", 1);
   app.whole_number("--beams", arguments.beams,
-                   "search with so many beams for the likeliest text, in place of sampling", 1);
+                   "search with so many beams for the likeliest text, in place of sampling; none, "
+                   "or that of generation_config.json",
+                   1);
   app.add("--length-penalty", arguments.length_penalty,
           "with --beams: above 0, longer texts are preferred; 1, or that of generation_config.json",
           heed::examples::finite());
