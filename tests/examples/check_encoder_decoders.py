@@ -32,7 +32,7 @@ COUNT = 20
 
 
 def make_models(out: Path, tokenizer) -> Dict[str, Path]:
-    """Weights so large that greedy answers vary. Padding is no token of the tokenizer's own."""
+    """Weights so large that greedy answers vary."""
     t5 = transformers.T5Config(
         vocab_size=len(tokenizer), d_model=32, d_kv=12, d_ff=48, num_heads=3, num_layers=3,
         num_decoder_layers=2, feed_forward_proj="gated-gelu", eos_token_id=1, pad_token_id=2,
@@ -123,10 +123,8 @@ def check_texts(generate: Path, folder: Path) -> None:
 
 def check_settings(generate: Path, folder: Path) -> None:
     """Settings of generation_config.json, which transformers reads itself."""
-    start = 3
     first = target(folder, SOURCE, max_new_tokens=COUNT)
-    # Its answers end after some tokens: an end that the greedy one reaches.
-    end = first[len(first) // 2]
+    end = first[len(first) // 2]  # which greedy answers reach
     for fields in (
         {"max_length": 9},
         {"max_length": 9, "forced_bos_token_id": 7, "forced_eos_token_id": 1},
@@ -136,7 +134,7 @@ def check_settings(generate: Path, folder: Path) -> None:
         {"eos_token_id": end, "min_length": 14},
         {"eos_token_id": end, "min_length": 14, "num_beams": 2},
         {"eos_token_id": end, "min_length": 14, "min_new_tokens": 3},
-        {"decoder_start_token_id": start},
+        {"decoder_start_token_id": 3},
         {"decoder_start_token_id": None, "bos_token_id": 4},
         {"bad_words_ids": [[first[0]], [1]]},
         {"bad_words_ids": [[first[0]]], "num_beams": 3},
