@@ -16,6 +16,7 @@
 #include "language/generation_config.h"
 #include "language/json_request.h"
 #include "language/ordered_answers.h"
+#include "language/published.h"
 #include "language/sampling_arguments.h"
 #include "language/weights_argument.h"
 #include "support/checks.h"
@@ -182,6 +183,10 @@ Done serve(BatchGenerator& generator, const std::vector<Prompt>& prompts, std::v
 int run(Arguments arguments) {
   heed::examples::check_device(arguments.device);
   auto prompts = read_prompts(arguments.prompts);
+  if (heed::examples::is_encoder_decoder(arguments.model)) {
+    throw std::runtime_error(arguments.model +
+                             " is an encoder-decoder, whose texts generate writes, one at a time");
+  }
   auto model = heed::examples::load_language_model(
       arguments.model, heed::PretrainedOptions().weights(arguments.weights.chosen()),
       arguments.adapter);

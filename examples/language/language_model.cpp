@@ -40,6 +40,16 @@ bool crosses_length_trained_for(const TransformerBlockOptions& block, int64_t re
 
 }  // namespace
 
+torch::nn::Module& LanguageModel::whole() const {
+  if (has_encoder()) return *encoder_decoder.ptr();
+  return *model.ptr();
+}
+
+int64_t LanguageModel::vocabulary() const {
+  if (!has_encoder()) return model->options.vocab_size();
+  return std::get<TextEncoderOptions>(encoder_decoder->options.encoder()).vocab_size();
+}
+
 std::vector<int64_t> LanguageModel::window_of(const std::vector<int64_t>& prompt) const {
   const auto& tokens = beginning(prompt);
   if (tokens.empty()) {
@@ -49,11 +59,11 @@ std::vector<int64_t> LanguageModel::window_of(const std::vector<int64_t>& prompt
     throw std::runtime_error(fmt::format("the prompt has {} tokens, and the model's context {}",
                                          tokens.size(), context));
   }
-  const auto vocabulary = model->options.vocab_size();
+  const auto count = vocabulary();
   for (const auto token : tokens) {
-    if (token < 0 || token >= vocabulary) {
-      throw std::runtime_error(fmt::format("the prompt has token {}, and the model's last is {}",
-                                           token, vocabulary - 1));
+    if (token < 0 || token >= count) {
+      throw std::runtime_error(
+          fmt::format("the prompt has token {}, and the model's last is {}", token, count - 1));
     }
   }
   std::vector<int64_t> window;
@@ -69,12 +79,21 @@ bool LanguageModel::append(const std::vector<int64_t>& tokens, std::vector<int64
   return true;
 }
 
+TransformerInputs LanguageModel::inputs_of(const std::vector<int64_t>& source) const {
+  const auto memory = encoder_decoder.ptr()->encode(to_tensor(source));
+  return TransformerInputs().projected_memory(encoder_decoder->project_memory(memory));
+}
+
 at::Tensor LanguageModel::to_tensor(const std::vector<int64_t>& tokens) const {
   return at::tensor(tokens).unsqueeze(0).to(model->token_embedding->weight.device());
 }
 
 bool LanguageModel::is_end(int64_t token) const {
   return std::find(ends.begin(), ends.end(), token) != ends.end();
+}
+
+int64_t LanguageModel::room_after(const std::vector<int64_t>& window) const {
+  return context - static_cast<int64_t>(window.size()) + 1;
 }
 
 bool LanguageModel::is_full(const std::vector<int64_t>& window) const {
@@ -101,9 +120,10 @@ LanguageModel load_language_model(const std::string& folder, const PretrainedOpt
   if (exists(folder + "/config.json")) {
     auto published = load_published(folder, options);
     if (adapter.empty()) return published;
-    const bool packed = adapter_parameters(*published.model).empty();  // of which none is trained
-    load_adapter(*published.model, adapter, AdapterOptions().source(folder));
-    if (!packed) merge_adapter(*published.model);
+    auto& module = published.whole();
+    const bool packed = adapter_parameters(module).empty();  // of which none is trained
+    load_adapter(module, adapter, AdapterOptions().source(folder));
+    if (!packed) merge_adapter(module);
     return published;
   }
   throw std::runtime_error("cannot read " + folder + ": it has " +

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
@@ -42,12 +43,47 @@ std::shared_ptr<const Codec> published_codec(const std::string& folder) {
   return path.empty() ? nullptr : tokenizer_codec(path);
 }
 
-LanguageModel load_published(const std::string& folder, const PretrainedOptions& options) {
+bool is_encoder_decoder(const std::string& folder) {
+  const auto path = folder + "/config.json";
+  if (!exists(path)) return false;
+  const auto config = read_json_object(path);
+  const auto found = config.find("is_encoder_decoder");
+  return found != config.end() && *found == true;
+}
+
+namespace {
+
+LanguageModel load_decoder(const std::string& folder, const PretrainedOptions& options) {
   LanguageModel language_model;
   language_model.model = load_pretrained(folder, PretrainedOptions(options).head(true));
   language_model.context = published_context(folder);
-  language_model.codec = published_codec(folder);
   language_model.defaults = read_generation_defaults(folder);
+  return language_model;
+}
+
+LanguageModel load_encoder_decoder(const std::string& folder, const PretrainedOptions& options) {
+  LanguageModel language_model;
+  const auto model = load_pretrained<EncoderDecoder>(folder, options);
+  if (model->encoder.is_empty()) {
+    throw std::runtime_error(folder + " makes text of speech, and a prompt is text");
+  }
+  language_model.encoder_decoder = model;
+  language_model.model = model->decoder;
+  // T5's positions are distances, of any size.
+  language_model.context = model->decoder->options.positions()
+                               ? published_context(folder)
+                               : std::numeric_limits<int64_t>::max();
+  language_model.defaults = read_target_defaults(folder);
+  language_model.target_start = target_start(folder);
+  return language_model;
+}
+
+}  // namespace
+
+LanguageModel load_published(const std::string& folder, const PretrainedOptions& options) {
+  auto language_model = is_encoder_decoder(folder) ? load_encoder_decoder(folder, options)
+                                                   : load_decoder(folder, options);
+  language_model.codec = published_codec(folder);
   language_model.start = special_tokens(folder, "bos_token_id");
   language_model.ends = special_tokens(folder, "eos_token_id");
   return language_model;

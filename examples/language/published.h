@@ -11,8 +11,13 @@
 
 namespace heed::examples {
 
+/// Whether the model of the folder is an encoder-decoder, by its config.json if there is one.
+/// Throws std::runtime_error when that is not a JSON object.
+bool is_encoder_decoder(const std::string& folder);
+
 /// Loads a model in Hugging Face's format, with its tokenizer if there is one. Throws
-/// std::runtime_error or c10::ValueError when a file is missing, damaged or not supported.
+/// std::runtime_error or c10::ValueError when a file is missing, damaged or not supported, and when
+/// the model reads no text.
 LanguageModel load_published(const std::string& folder, const PretrainedOptions& options);
 
 /// How many tokens the model of the folder can see at once, by its config.json. Throws

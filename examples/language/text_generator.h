@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <heed/decoder.h>
 #include <heed/sampling.h>
+#include <heed/transformer.h>
 
 #include <cstdint>
 #include <optional>
@@ -12,7 +13,8 @@
 
 namespace heed::examples {
 
-/// Continues a text one token at a time, with a cache of the tokens so far.
+/// Continues a text one token at a time, with a cache of the tokens so far. With an encoder, the
+/// text is the target of the prompt.
 class TextGenerator {
  public:
   /// Reads the whole prompt at once; an empty prompt is the model's start. `most` tokens will be
@@ -30,12 +32,15 @@ class TextGenerator {
   bool is_full() const { return full_; }
 
  private:
+  std::optional<int64_t> forced_token() const;
   void read();
   void forget();
 
   LanguageModel language_model_;
+  TransformerInputs inputs_;     // what the decoder sees of the prompt that an encoder has read
   std::vector<int64_t> text_;    // the whole of it, with the prompt
   int64_t generated_ = 0;        // tokens of it
+  int64_t most_ = 0;             // of these
   std::vector<int64_t> window_;  // what the model sees
   std::vector<KVCache> caches_;
   size_t read_ = 0;    // how many tokens of the window the caches hold

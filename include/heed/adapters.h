@@ -61,7 +61,7 @@ struct HEED_API AdapterOptions {
 ///
 /// Throws c10::ValueError, and changes nothing, when an option is out of range, when a name is that
 /// of no Linear or module, or when the module has adapters already, packed Linears in
-/// `modules_to_save`, or Linears of a subclass.
+/// `modules_to_save`, Linears of a subclass, or experts that parallelize_experts has split.
 HEED_API void add_adapter(torch::nn::Module& module, const LoraOptions& options = LoraOptions());
 
 /// Reads an adapter that PEFT or `save_adapter` has written into a module without one, whose
@@ -80,8 +80,8 @@ HEED_API void add_adapter(torch::nn::Module& module, const LoraOptions& options 
 /// that share a packed projection of the file share one A.
 ///
 /// Throws c10::ValueError that names the file, and the field or tensor, and changes nothing, when a
-/// file is missing or damaged, when a field is not supported, or when names or shapes do not fit
-/// the module.
+/// file is missing or damaged, when a field is not supported, when names or shapes do not fit the
+/// module, or when its experts are split.
 HEED_API void load_adapter(torch::nn::Module& module, const std::string& folder,
                            const AdapterOptions& options = {});
 

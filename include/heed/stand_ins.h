@@ -60,8 +60,8 @@ class HEED_API LinearStandIn : public LayerSharing {
 
   /// The cross entropy of the scores that this layer, a model's head, has for x [B, L,
   /// in_features], with targets [B, L] of the whole vocabulary; [B * L] losses without reduction.
-  /// By default that of `project(enter(x))`, with the errors of `linear_cross_entropy`. The options
-  /// have no bias: the layer adds its own.
+  /// By default that of `project(enter(x))`, with the errors of `linear_cross_entropy`. A bias of
+  /// the options, such as a decoder's score_bias, is added beside the layer's own.
   virtual at::Tensor loss(const at::Tensor& x, const at::Tensor& targets,
                           const LinearCrossEntropyOptions& loss_options) const;
 

@@ -14,6 +14,7 @@
 #include "core/seen_tensors.h"
 #include "cpu/layers/packed_weight.h"
 #include "models/adapters/installation.h"
+#include "models/expert_sharing.h"
 #include "modules/layers/packable.h"
 #include "modules/layers/parameters.h"
 #include "weights/formats/bytes.h"
@@ -110,6 +111,17 @@ at::ScalarType detail::adapter_dtype(const at::Tensor& weight) {
   return compute_dtype(weight.scalar_type());
 }
 
+void detail::check_takes_adapter(const torch::nn::Module& module) {
+  check_no_adapter(module, " already");
+  const auto check = [&](const torch::nn::Module& each) {
+    HEED_CHECK(dynamic_cast<const ExpertSharing*>(&each) == nullptr,
+               "module must not have experts that are split among processes: give the rest of it "
+               "an adapter before parallelize_experts");
+  };
+  check(module);
+  for (const auto& each : module.modules(/*include_self=*/false)) check(*each);
+}
+
 void detail::check_adaptable(const std::string& name, const LinearPlace& place) {
   const auto& layer = place.layer();
   HEED_CHECK(is_own_layer(layer), "{} must be LibTorch's own layer, not {}", name,
@@ -134,7 +146,7 @@ void detail::install(torch::nn::Module& module, const std::vector<NewAdapter>& a
 void add_adapter(torch::nn::Module& module, const LoraOptions& options) {
   check_options(options);
   detail::named(kAddAdapter, [&] {
-    detail::check_no_adapter(module, " already");
+    detail::check_takes_adapter(module);
     const auto adapted = chosen(detail::linear_places(module), options.target_modules());
     for (const auto& [name, place] : adapted) detail::check_adaptable(name, place);
     const auto trained = trained_wholly(module, adapted, options.modules_to_save());

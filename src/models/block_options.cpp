@@ -14,6 +14,16 @@ namespace {
 
 using detail::kBlock;
 
+/// The layer of a block's option if it is of this kind; `rule` says so in errors.
+template <typename Kind, typename Layer>
+const Kind& layer_of_kind(const Layer& layer, const char* option, const char* rule) {
+  const auto* const found = std::get_if<Kind>(&layer);
+  HEED_CHECK(found != nullptr,
+             "TransformerBlockOptions: {} must be {} to be read; {}_layer() returns any kind",
+             option, rule, option);
+  return *found;
+}
+
 /// The options of cross-attention, which sees all of the memory. Its positions are in the memory's
 /// embeddings.
 GroupQueryAttentionOptions without_positions(GroupQueryAttentionOptions options) {
@@ -140,11 +150,8 @@ std::string_view to_string(NormPlacement placement) {
 }
 
 const GroupQueryAttentionOptions& TransformerBlockOptions::attention() const {
-  const auto* const grouped = std::get_if<GroupQueryAttentionOptions>(&attention_layer_);
-  HEED_CHECK(grouped != nullptr,
-             "TransformerBlockOptions: attention must be GroupQueryAttentionOptions to be read; "
-             "attention_layer() returns any kind");
-  return *grouped;
+  return layer_of_kind<GroupQueryAttentionOptions>(attention_layer_, "attention",
+                                                   "GroupQueryAttentionOptions");
 }
 
 GroupQueryAttentionOptions& TransformerBlockOptions::attention() {
@@ -165,11 +172,8 @@ TransformerBlockOptions& TransformerBlockOptions::causal(bool causal) {
 }
 
 const FeedForwardOptions& TransformerBlockOptions::feed_forward() const {
-  const auto* const plain = std::get_if<FeedForwardOptions>(&feed_forward_layer_);
-  HEED_CHECK(plain != nullptr,
-             "TransformerBlockOptions: feed_forward must be FeedForwardOptions to be read; "
-             "feed_forward_layer() returns any kind");
-  return *plain;
+  return layer_of_kind<FeedForwardOptions>(feed_forward_layer_, "feed_forward",
+                                           "FeedForwardOptions");
 }
 
 FeedForwardOptions& TransformerBlockOptions::feed_forward() {
@@ -177,12 +181,7 @@ FeedForwardOptions& TransformerBlockOptions::feed_forward() {
 }
 
 const NormKind& TransformerBlockOptions::norm() const {
-  const auto* const kind = std::get_if<NormKind>(&norm_layer_);
-  HEED_CHECK(
-      kind != nullptr,
-      "TransformerBlockOptions: norm must be a NormKind to be read; norm_layer() returns any "
-      "kind");
-  return *kind;
+  return layer_of_kind<NormKind>(norm_layer_, "norm", "a NormKind");
 }
 
 NormKind& TransformerBlockOptions::norm() {

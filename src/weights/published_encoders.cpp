@@ -74,23 +74,29 @@ EncoderNames bert_names(const std::string& prefix) {
       .layers("encoder.layer");
 }
 
-/// The map of an encoder of images with DINOv2's names.
-EncoderNames dinov2_names(const std::string& prefix, bool gated) {
+/// The names that the maps of ViT and of DINOv2 have in common.
+EncoderNames vit_names(const std::string& prefix) {
   EncoderNames names(prefix);
   names.outer("embeddings.cls_token", "class_token")
-      .outer("embeddings.register_tokens", "registers")
       .outer("embeddings.position_embeddings", "position_embedding")
       .outer("embeddings.patch_embeddings.projection", "patch_embedding")
       .inner("attention.attention.query", "attention.fc_q")
       .inner("attention.attention.key", "attention.fc_k")
       .inner("attention.attention.value", "attention.fc_v")
       .inner("attention.output.dense", "attention.fc_o")
+      .outer("layernorm", "stack.final_norm")
+      .layers("encoder.layer");
+  return names;
+}
+
+/// The map of an encoder of images with DINOv2's names.
+EncoderNames dinov2_names(const std::string& prefix, bool gated) {
+  auto names = vit_names(prefix);
+  names.outer("embeddings.register_tokens", "registers")
       .inner("norm1", "attention_norm")
       .inner("norm2", "feed_forward_norm")
       .inner("layer_scale1.lambda1", "attention_layer_scale")
-      .inner("layer_scale2.lambda1", "feed_forward_layer_scale")
-      .outer("layernorm", "stack.final_norm")
-      .layers("encoder.layer");
+      .inner("layer_scale2.lambda1", "feed_forward_layer_scale");
   if (gated) {
     return names.split("mlp.weights_in", {"feed_forward.fc_gate", "feed_forward.fc_in"})
         .inner("mlp.weights_out", "feed_forward.fc_out");
@@ -193,20 +199,11 @@ NameMap modernbert() {
 }
 
 NameMap vit() {
-  return EncoderNames("vit.")
-      .outer("embeddings.cls_token", "class_token")
-      .outer("embeddings.position_embeddings", "position_embedding")
-      .outer("embeddings.patch_embeddings.projection", "patch_embedding")
-      .inner("attention.attention.query", "attention.fc_q")
-      .inner("attention.attention.key", "attention.fc_k")
-      .inner("attention.attention.value", "attention.fc_v")
-      .inner("attention.output.dense", "attention.fc_o")
+  return vit_names("vit.")
       .inner("intermediate.dense", "feed_forward.fc_in")
       .inner("output.dense", "feed_forward.fc_out")
       .inner("layernorm_before", "attention_norm")
       .inner("layernorm_after", "feed_forward_norm")
-      .outer("layernorm", "stack.final_norm")
-      .layers("encoder.layer")
       .without({"embeddings.mask_token", "pooler", "classifier", "decoder"});
 }
 

@@ -1,6 +1,7 @@
 #include <ATen/ops/cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <heed/adapters.h>
 #include <heed/autocast.h>
 #include <heed/clip_grad_norm.h>
 #include <heed/decoder.h>
@@ -278,6 +279,36 @@ TEST(ExpertParallel, TrainsWithDataParallel) {
   }
 }
 
+/// An adapter of the attentions, beside experts that are split after it has come.
+TEST(ExpertParallel, TrainsAnAdapterOfTheRest) {
+  in_processes(2, [](const ProcessGroup& group) {
+    auto whole = make_decoder(), parts = make_decoder();
+    for (auto* model : {&whole, &parts}) {
+      torch::manual_seed(moved(8));
+      add_adapter(**model, LoraOptions(2).target_modules({"fc_q", "fc_v", "router"}));
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : adapter_parameters(**model)) parameter.uniform_(-0.3, 0.3);
+    }
+    parallelize_experts(*parts, group);
+    distributed::DataParallel parallel(parts, group);
+    const auto tokens = (torch::arange(4 * 7).view({4, 7}) * 5 + 2).remainder(11);
+    const auto own = tokens.narrow(0, group->getRank() * 2, 2);
+    const auto loss = whole->loss(tokens.slice(1, 0, -1), tokens.slice(1, 1));
+    loss.backward();
+    parallel.forward([&] { return parts->loss(own.slice(1, 0, -1), own.slice(1, 1)); }).backward();
+    const auto trained = adapter_parameters(*parts), expected = adapter_parameters(*whole);
+    ASSERT_EQ(trained.size(), expected.size());
+    for (size_t i = 0; i < trained.size(); ++i) {
+      expect_close(trained[i].grad(), expected[i].grad(), "gradient of an adapter");
+    }
+    EXPECT_EQ(value_error([&] { add_adapter(*parts); }),
+              "add_adapter: module must not have an adapter already");
+    merge_adapter(*whole);
+    merge_adapter(*parts);
+    expect_close(parts->forward(tokens), whole->forward(tokens), "merged");
+  });
+}
+
 TEST(ExpertParallel, LossesLeaveOutMaskedRows) {
   in_processes(3, [](const ProcessGroup& group) {
     const auto layer = made<MixtureOfExperts>([] { return MixtureOfExperts(small_options()); });
@@ -353,6 +384,32 @@ TEST_F(ExpertParallelFiles, AreThoseOfOneProcess) {
           distributed::gather_shards(parameters[item.key()], shard->second, group);
       EXPECT_TRUE(gathered.equal(item.value()));
     }
+  });
+}
+
+TEST_F(ExpertParallelFiles, TakeNoAdapterOfSplitExperts) {
+  in_processes(2, [&](const ProcessGroup& group) {
+    auto model = make_decoder();
+    const auto folder = directory_ / ("adapter" + std::to_string(group->getRank()));
+    {
+      auto other = make_decoder();
+      add_adapter(*other, LoraOptions(2).target_modules({"fc_q"}));
+      save_adapter(*other, folder);
+    }
+    parallelize_experts(*model, group);
+    const std::string rule =
+        ": module must not have experts that are split among processes: give the rest of it an "
+        "adapter before parallelize_experts";
+    EXPECT_EQ(value_error([&] { add_adapter(*model); }), "add_adapter" + rule);
+    const auto of_rest = LoraOptions(2).target_modules({"fc_q"});
+    EXPECT_EQ(value_error([&] { add_adapter(*model, of_rest); }), "add_adapter" + rule);
+    EXPECT_EQ(value_error([&] { load_adapter(*model, folder); }), "load_adapter" + rule);
+    for (const auto& parameter : model->parameters()) EXPECT_TRUE(parameter.requires_grad());
+    auto adapted = made<MixtureOfExperts>([] { return MixtureOfExperts(small_options()); });
+    add_adapter(*adapted);
+    EXPECT_EQ(value_error([&] { parallelize_experts(*adapted, group); }),
+              "parallelize_experts: experts must not have a layer in a Linear's place, such as one "
+              "with an adapter");
   });
 }
 

@@ -48,7 +48,7 @@ LEFT_OUT = {
     "encoder_no_repeat_ngram_size": (3, 0),
     "min_length": (3, 0),
     "exponential_decay_length_penalty": ([1, 1.5], None),
-    "bad_words_ids": ([[5]], []),
+    "bad_words_ids": ([[5], [6, 7]], []),
     "force_words_ids": ([[5]], []),
     "constraints": ([5], []),
     "sequence_bias": ([[[5], 2.0]], []),
@@ -70,12 +70,13 @@ SAMPLING = {"typical_p": (0.5, 1.0), "epsilon_cutoff": (0.5, 0.0), "eta_cutoff":
             "top_h": (0.5, None)}  # fmt: skip
 # They follow these.
 FOLLOWED = {"temperature": 0.6, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5,
-            "no_repeat_ngram_size": 3, "min_new_tokens": 3}  # fmt: skip
+            "no_repeat_ngram_size": 3, "min_new_tokens": 3, "length_penalty": 2.0,
+            "early_stopping": True}  # fmt: skip
 NOT_TOLD = """
     _from_model_config assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight
     assistant_lookbehind bos_token_id cache_config cache_implementation compile_config
     continuous_batching_config decoder_start_token_id disable_compile diversity_penalty do_sample
-    early_stopping eos_token_id is_assistant length_penalty low_memory max_cache_len max_length
+    eos_token_id is_assistant low_memory max_cache_len max_length
     max_matching_ngram_size max_new_tokens num_assistant_tokens num_assistant_tokens_schedule
     num_return_sequences output_attentions output_hidden_states output_logits output_scores
     pad_token_id prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values
@@ -229,6 +230,19 @@ def check_beams(generate: Path, folder: Path) -> None:
                    *given)  # fmt: skip
         expected = " ".join(map(str, answer(folder, [5, 6, 7], 30, num_beams=3, **options)))
         expect(f"beams with {options}", done.stdout.decode(), expected + "\n")
+    for fields in ({"num_beams": 4}, {"num_beams": 3, "length_penalty": 3.0},
+                   {"num_beams": 3, "length_penalty": -2.0, "early_stopping": True},
+                   {"num_beams": 2, "early_stopping": "never"},
+                   {"num_beams": 2, "bad_words_ids": [[end], [20]]}):  # fmt: skip
+        settings = {**json.loads(saved), "eos_token_id": end, "max_new_tokens": 30, **fields}
+        path.write_text(json.dumps(settings))
+        done = run(generate, "--model", folder, "--tokens", "5 6 7")
+        expected = " ".join(map(str, answer(folder, [5, 6, 7], 30)))
+        expect(f"beams by {fields}", done.stdout.decode(), expected + "\n")
+    path.write_text(json.dumps({**json.loads(saved), "num_beams": 3, "do_sample": True}))
+    done = run(generate, "--model", folder, "--tokens", "5 6 7", "--count", 2)
+    if not done.stderr.decode().startswith(f"generate: {path} asks for num_beams 3: left out\n"):
+        sys.exit(f"it was not told that beams are left out: {done.stderr}")
     path.write_text(saved)
 
 
@@ -321,7 +335,9 @@ def check_left_out(options, llama: Path) -> None:
     for fields, arguments in (({"do_sample": True}, ["--greedy"]), ({"do_sample": False}, []),
                               ({}, [])):  # fmt: skip
         found = told({**changing, **fields}, *arguments)
-        expect("what is left out of greedy", sorted(found.split(", ")), sorted(named(LEFT_OUT)))
+        without = LEFT_OUT if arguments else {name: value for name, value in LEFT_OUT.items()
+                                              if name != "num_beams"}  # fmt: skip
+        expect("what is left out of greedy", sorted(found.split(", ")), sorted(named(without)))
     expect("of neutral values", told({**neutral, "do_sample": True}), "")
     others = {name: 3 for name in NOT_TOLD if name != "do_sample"}
     expect("of what makes no difference", told({**others, "do_sample": True}), "")
@@ -594,6 +610,7 @@ def check_refusals(options, llama: Path) -> None:
          f"cannot read {adapter}: it has an adapter: give it with --adapter, and its model with "
          "--model"),
         (generate, [*model, "--length-penalty", 2], "--length-penalty needs --beams"),
+        (generate, [*model, "--early-stopping", "never"], "--early-stopping needs --beams"),
         (generate, [*model, "--beams", 2, "--top-k", 3],
          "--beams cannot be combined with --greedy, --temperature, --top-k, --top-p and --min-p: no "
          "token is drawn"),

@@ -1,8 +1,11 @@
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <heed/encoder_decoder.h>
+#include <torch/nn/init.h>
 #include <torch/utils.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -97,9 +100,71 @@ TEST_F(Generation, FollowsTheFolderAsTransformersDoes) {
   EXPECT_EQ(all.sampling.repetition_penalty(), 1.5);
   EXPECT_EQ(all.sampling.no_repeat_ngram_size(), 3);
   EXPECT_EQ(all.sampling.min_new_tokens(), 4);
+  EXPECT_EQ(all.beams, 1);
+  EXPECT_EQ(all.length_penalty, 1);
+  EXPECT_EQ(all.early_stopping, EarlyStopping::estimated);
   const auto null = read({{"do_sample", true}, {"temperature", nullptr}, {"top_k", nullptr}});
   EXPECT_EQ(null.sampling.temperature(), 1);
   EXPECT_EQ(null.sampling.top_k(), 50);
+}
+
+TEST_F(Generation, ReadsHowBeamsSearch) {
+  const auto search = read({{"num_beams", 4}, {"length_penalty", -2.5}, {"early_stopping", true}});
+  EXPECT_EQ(search.beams, 4);
+  EXPECT_EQ(search.length_penalty, -2.5);
+  EXPECT_EQ(search.early_stopping, EarlyStopping::immediate);
+  EXPECT_EQ(read({{"early_stopping", "never"}}).early_stopping, EarlyStopping::never);
+  EXPECT_EQ(read({{"early_stopping", false}}).early_stopping, EarlyStopping::estimated);
+  EXPECT_EQ(read({{"early_stopping", nullptr}}).early_stopping, EarlyStopping::estimated);
+}
+
+TEST_F(Generation, ForbidsTokensButEnds) {
+  constexpr auto kNever = -std::numeric_limits<double>::infinity();
+  const json fields = {{"bad_words_ids", {{7}, {5}, {9}}}, {"eos_token_id", 5}};
+  EXPECT_EQ(read(fields).sampling.logit_bias(), LogitBias({{7, kNever}, {9, kNever}}));
+  EXPECT_TRUE(read({{"bad_words_ids", {{7}, {5, 9}}}}).sampling.logit_bias().empty());
+  EXPECT_TRUE(read({{"bad_words_ids", nullptr}}).sampling.logit_bias().empty());
+}
+
+TEST_F(Generation, ReadsWhatTargetsHaveBeside) {
+  const auto read_target = [&](const json& fields) {
+    write("generation_config.json", fields.dump());
+    return read_target_defaults(folder_);
+  };
+  const auto all = read_target({{"max_length", 30},
+                                {"min_length", 5},
+                                {"forced_bos_token_id", 3},
+                                {"forced_eos_token_id", json::array({2})}});
+  EXPECT_EQ(all.tokens, 29);
+  EXPECT_EQ(all.sampling.min_new_tokens(), 4);
+  EXPECT_EQ(all.first_token, 3);
+  EXPECT_EQ(all.last_token, 2);
+  const auto given = read_target({{"max_length", 30},
+                                  {"max_new_tokens", 9},
+                                  {"min_length", 5},
+                                  {"min_new_tokens", 0},
+                                  {"forced_eos_token_id", 1}});
+  EXPECT_EQ(given.tokens, 9);
+  EXPECT_EQ(given.sampling.min_new_tokens(), 0);
+  EXPECT_EQ(given.first_token, std::nullopt);
+  EXPECT_EQ(given.last_token, 1);
+  EXPECT_EQ(read({{"max_length", 30}, {"forced_bos_token_id", 3}}).tokens, std::nullopt);
+  EXPECT_EQ(read({{"max_length", 30}, {"forced_bos_token_id", 3}}).first_token, std::nullopt);
+}
+
+TEST_F(Generation, FindsTheStartOfTargets) {
+  write("config.json", R"({"decoder_start_token_id": 5, "bos_token_id": 1})");
+  EXPECT_EQ(target_start(folder_), 5);
+  write("generation_config.json", R"({"bos_token_id": 4})");
+  EXPECT_EQ(target_start(folder_), 4);
+  write("generation_config.json", R"({"decoder_start_token_id": 6, "bos_token_id": 4})");
+  EXPECT_EQ(target_start(folder_), 6);
+  write("generation_config.json", "{}");
+  EXPECT_EQ(target_start(folder_), 5);
+  write("config.json", "{}");
+  EXPECT_THAT([&] { target_start(folder_); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  folder_.string() + "/config.json must have decoder_start_token_id"));
 }
 
 TEST_F(Generation, ReadsConfigWithoutGenerationConfig) {
@@ -137,9 +202,18 @@ TEST_F(Generation, NamesAFieldThatIsWrong) {
       {{{"no_repeat_ngram_size", true}}, "no_repeat_ngram_size true" + whole("0")},
       {{{"min_new_tokens", -2}}, "min_new_tokens -2" + whole("0")},
       {{{"max_new_tokens", 0}}, "max_new_tokens 0" + whole("1")},
+      {{{"num_beams", 0}}, "num_beams 0" + whole("1")},
+      {{{"length_penalty", "1"}}, "length_penalty \"1\" must be a number"},
+      {{{"early_stopping", "always"}},
+       "early_stopping \"always\" must be true, false or \"never\""},
+      {{{"max_length", 1}}, "max_length 1" + whole("2")},
+      {{{"min_length", -1}}, "min_length -1" + whole("0")},
+      {{{"forced_bos_token_id", -1}}, "forced_bos_token_id -1" + whole("0")},
+      {{{"forced_eos_token_id", {1, 2}}}, "forced_eos_token_id [1,2] must be one token"},
       {{{"do_sample", 1}}, "do_sample 1 must be true or false"}};
   for (const auto& each : cases) {
-    EXPECT_THAT([&] { read(each.first); },
+    write("generation_config.json", each.first.dump());
+    EXPECT_THAT([&] { read_target_defaults(folder_); },
                 ::testing::ThrowsMessage<std::runtime_error>(path + ": " + each.second));
   }
 }
@@ -185,8 +259,16 @@ TEST_F(Generation, NamesWhatItLeavesOut) {
   read({{"num_beams", 1}, {"repetition_penalty", 1.5}, {"min_new_tokens", 3}});
   EXPECT_EQ(left_out(folder_, sampled), "");
   read({{"num_beams", 4}, {"length_penalty", 2.0}, {"early_stopping", true}, {"typical_p", 0.5}});
-  EXPECT_EQ(left_out(folder_, greedy, /*with_beams=*/true),
-            path + " asks for length_penalty 2.0, early_stopping: left out");
+  EXPECT_EQ(left_out(folder_, greedy, {/*with_beams=*/true}), "");
+  read({{"diversity_penalty", 0.5},
+        {"min_length", 5},
+        {"bad_words_ids", json::array({json::array({5})})}});
+  EXPECT_EQ(left_out(folder_, greedy, {/*with_beams=*/true}),
+            path + " asks for min_length 5, diversity_penalty 0.5: left out");
+  EXPECT_EQ(left_out(folder_, greedy), path + " asks for min_length 5: left out");
+  read({{"forced_bos_token_id", 0}, {"min_length", 5}, {"bad_words_ids", {{5}, {6, 7}}}});
+  EXPECT_EQ(left_out(folder_, greedy, {/*with_beams=*/false, /*of_target=*/true}),
+            path + " asks for bad_words_ids: left out");
 }
 
 TEST_F(Generation, PutsTheStartBeforeATextOnce) {
@@ -251,6 +333,83 @@ TEST_F(Generation, DoesNotEndATextTooEarly) {
   auto options = SamplingOptions().temperature(0).logit_bias({{7, 1e6}});
   EXPECT_EQ(length(options), 0);
   EXPECT_EQ(length(options.min_new_tokens(9).end_tokens(language_model.ends)), 9);
+}
+
+/// A decoder of three tokens more than its source has, whose encoder reads the prompt.
+LanguageModel small_translator() {
+  const auto half = [](int64_t width, int64_t layers) {
+    return EncoderOptions(GroupQueryAttentionOptions(width, 2, 2), layers);
+  };
+  const PositionEmbeddingOptions positions(8);
+  const auto encoder = TextEncoderOptions(/*vocab_size=*/20, half(8, 1)).positions(positions);
+  const auto decoder = DecoderOptions(23, half(8, 2)).positions(positions).tied_head(false);
+  LanguageModel language_model;
+  language_model.encoder_decoder = EncoderDecoder(EncoderDecoderOptions(encoder, decoder));
+  language_model.encoder_decoder->to(at::kDouble);
+  for (auto& parameter : language_model.encoder_decoder->parameters()) {
+    if (parameter.dim() > 1) torch::nn::init::normal_(parameter);
+  }
+  language_model.model = language_model.encoder_decoder->decoder;
+  language_model.context = 16;
+  language_model.target_start = 2;
+  return language_model;
+}
+
+/// The most likely tokens, of which none comes twice, so that they vary.
+Tokens generated_target(const LanguageModel& language_model, const Tokens& prompt, int64_t most,
+                        const LogitBias& bias = {}) {
+  const auto options = SamplingOptions().temperature(0).no_repeat_ngram_size(1).logit_bias(bias);
+  TextGenerator generator(language_model, prompt, most);
+  Tokens target;
+  while (static_cast<int64_t>(target.size()) < most) {
+    const auto token = generator.next(options);
+    if (!token) break;
+    target.push_back(*token);
+  }
+  return target;
+}
+
+/// The tokens of `forward`, which reads everything again for each.
+TEST_F(Generation, WritesTheTargetOfAPrompt) {
+  torch::manual_seed(test::moved(2));
+  const auto language_model = small_translator();
+  const auto& model = language_model.encoder_decoder;
+  model.ptr()->eval();
+  const Tokens prompt = {3, 19, 7};
+  Tokens expected = {2};
+  const torch::NoGradGuard no_gradients;
+  for (int i = 0; i < 16; ++i) {
+    const auto target = at::tensor(expected).unsqueeze(0);
+    auto scores = model.ptr()->forward(at::tensor(prompt).unsqueeze(0), target)[0][i];
+    scores = scores.index_fill(0, at::tensor(expected), -std::numeric_limits<double>::infinity());
+    expected.push_back(scores.argmax().item<int64_t>());
+  }
+  expected.erase(expected.begin());
+  EXPECT_EQ(generated_target(language_model, prompt, 30), expected);  // the context is full
+  EXPECT_NE(generated_target(language_model, {4, 4}, 30), expected);
+  EXPECT_EQ(language_model.vocabulary(), 20);
+  EXPECT_THAT([&] { generated_target(language_model, {20}, 1); },
+              ::testing::ThrowsMessage<std::runtime_error>(
+                  "the prompt has token 20, and the model's last is 19"));
+}
+
+TEST_F(Generation, ForcesTheFirstAndTheLastTokenOfATarget) {
+  torch::manual_seed(test::moved(2));
+  auto language_model = small_translator();
+  language_model.defaults.first_token = 21;
+  language_model.defaults.last_token = 22;
+  const LogitBias held_back = {{22, -std::numeric_limits<double>::infinity()}};
+  const auto target = generated_target(language_model, {3, 19, 7}, 5, held_back);
+  ASSERT_EQ(target.size(), 5U);
+  EXPECT_EQ(target.front(), 21);
+  EXPECT_EQ(target.back(), 22);
+  EXPECT_EQ(generated_target(language_model, {3}, 1), Tokens({22}));
+  const auto full = generated_target(language_model, {3}, 30, held_back);
+  EXPECT_EQ(full.size(), 16U);
+  EXPECT_EQ(full.back(), 22);
+  language_model.ends = {22};
+  const Tokens before(target.begin(), target.end() - 1);
+  EXPECT_EQ(generated_target(language_model, {3, 19, 7}, 5, held_back), before);
 }
 
 }  // namespace

@@ -261,6 +261,17 @@ TEST_F(Language, KnowsTheContextOfPublishedModels) {
                   path + ": max_position_embeddings 0 must be a whole number from 1"));
 }
 
+TEST_F(Language, KnowsEncoderDecoders) {
+  EXPECT_FALSE(is_encoder_decoder(folder_));
+  for (const auto& [config, expected] : {std::pair<std::string, bool>{"{}", false},
+                                         {R"({"is_encoder_decoder": true})", true},
+                                         {R"({"is_encoder_decoder": false})", false},
+                                         {R"({"is_encoder_decoder": "true"})", false}}) {
+    write("config.json", config);
+    EXPECT_EQ(is_encoder_decoder(folder_), expected) << config;
+  }
+}
+
 TEST_F(Language, ReadsJsonWithinLimits) {
   const auto config = write("config.json", "{\"a\": " + std::string(1'000'000, '['));
   EXPECT_THAT([&] { published_context(folder_); },

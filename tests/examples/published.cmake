@@ -13,6 +13,11 @@ if(python)
     COMMAND "${python}" "${CMAKE_CURRENT_SOURCE_DIR}/check_published.py"
       --generate $<TARGET_FILE:generate> --serve $<TARGET_FILE:serve> --finetune $<TARGET_FILE:finetune>
       --text "${PROJECT_SOURCE_DIR}/CHANGELOG.md" --out "${CMAKE_CURRENT_BINARY_DIR}/published")
-  set_tests_properties(examples.published PROPERTIES
+  add_test(NAME examples.encoder_decoders
+    COMMAND "${python}" "${CMAKE_CURRENT_SOURCE_DIR}/check_encoder_decoders.py"
+      --generate $<TARGET_FILE:generate> --serve $<TARGET_FILE:serve>
+      --text "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
+      --out "${CMAKE_CURRENT_BINARY_DIR}/encoder_decoders")
+  set_tests_properties(examples.published examples.encoder_decoders PROPERTIES
     LABELS examples TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()

@@ -224,7 +224,7 @@ void draw_file(Draw& draw, Case& c) {
 }
 
 void draw_rotary(Draw& draw, Case& c) {
-  c.scaling = draw.one_in(3) ? draw.below(7) : 3 + 3 * draw.below(2);
+  c.scaling = draw.one_in(3) ? draw.below(8) : 3 + 4 * draw.below(2);
   c.trained = 4 + draw.below(13);
   c.rotary = 1 + draw.below(3);
   c.page = draw.below(3);

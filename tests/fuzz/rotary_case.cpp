@@ -30,7 +30,11 @@ RotaryScaling scaling_of(const Case& c) {
     case kDynamicNtk:
       return NtkScaling(kFactor).original_length(trained);
     case kYarn:
-      return YarnScaling(kFactor, trained).beta_fast(kBetaFast).beta_slow(kBetaSlow);
+    case kYarnBetweenPairs:
+      return YarnScaling(kFactor, trained)
+          .beta_fast(kBetaFast)
+          .beta_slow(kBetaSlow)
+          .truncate(c.scaling == kYarn);
     case kLlama3:
       return Llama3Scaling(kFactor, trained)
           .low_freq_factor(kLowFactor)
@@ -52,15 +56,17 @@ double ntk_frequency(const Case& c, double exponent, double factor) {
   return std::pow(base_of(c) * std::pow(factor, R / (R - 2.0)), -exponent);
 }
 
-/// A ramp between the pairs that turn kBetaFast and kBetaSlow times, in whole pairs.
+/// A ramp between the pairs that turn kBetaFast and kBetaSlow times, of whole pairs if truncated.
 double yarn_frequency(const Case& c, int64_t pair, double plain) {
   const auto R = static_cast<double>(rotated_of(c));
   const auto pair_of = [&](double turns) {
     const auto period = static_cast<double>(trained_length(c)) / (turns * kTurn);
     return R * std::log(period) / (2.0 * std::log(base_of(c)));
   };
-  const auto low = std::max(std::floor(pair_of(kBetaFast)), 0.0);
-  const auto high = std::min(std::ceil(pair_of(kBetaSlow)), R - 1.0);
+  const bool truncated = c.scaling == kYarn;
+  const auto first = pair_of(kBetaFast), last = pair_of(kBetaSlow);
+  const auto low = std::max(truncated ? std::floor(first) : first, 0.0);
+  const auto high = std::min(truncated ? std::ceil(last) : last, R - 1.0);
   const auto width = high > low ? high - low : 0.001;
   const auto ramp = std::clamp((static_cast<double>(pair) - low) / width, 0.0, 1.0);
   return plain * (1.0 - ramp) + plain / kFactor * ramp;
@@ -91,6 +97,7 @@ double frequency(const Case& c, int64_t pair, int64_t length) {
       return ntk_frequency(c, exponent, 1.0 + kFactor * beyond);
     }
     case kYarn:
+    case kYarnBetweenPairs:
       return yarn_frequency(c, pair, plain);
     case kLlama3:
       return llama3_frequency(c, plain);
@@ -123,7 +130,7 @@ bool is_rotated_alike(const Case& c, int64_t a, int64_t b) {
 }
 
 double magnitude(const Case& c) {
-  if (c.scaling == kYarn) return 0.1 * std::log(kFactor) + 1.0;
+  if (c.scaling == kYarn || c.scaling == kYarnBetweenPairs) return 0.1 * std::log(kFactor) + 1.0;
   return c.scaling < kLongRope ? 1.0 : kMagnitude;
 }
 

@@ -17,6 +17,7 @@ enum Scaling : int64_t {
   kNtk,
   kDynamicNtk,
   kYarn,
+  kYarnBetweenPairs,  // not truncated
   kLlama3,
   kLongRope,
   kScalings,

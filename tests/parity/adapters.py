@@ -8,7 +8,7 @@ FOLDER/adapters.txt has a line for each adapter: NAME and the task, separated by
 and FOLDER/NAME/adapter are folders as transformers and PEFT save them; FOLDER/NAME/expected.pt has
 these tensors:
 
-    tokens [2, 13]; scores [2, 13, V] or [2, C]
+    tokens [2, 13]; target [2, 9] of an encoder-decoder; scores [2, 13, V], [2, 9, V] or [2, C]
     loss: the mean of (scores * loss.factors)^2; gradient.NAME: by the adapter file's names
 """
 
@@ -21,13 +21,16 @@ import peft
 import torch
 import transformers as hf
 
+import encoder_decoders
 import pretrained_cases
 from pretrained import draw_tokens, main, moved, randomize
 
 CAUSAL, SEQUENCE = hf.AutoModelForCausalLM, hf.AutoModelForSequenceClassification
+PAIR = hf.AutoModelForSeq2SeqLM
+TASKS = {CAUSAL: "decoder", SEQUENCE: "sequence", PAIR: "encoder_decoder"}
 LENGTH = 13
 PICKLED = {"patterns", "dora", "classifier"}  # whose tensors are in an adapter_model.bin
-# Name -> (class, the case of pretrained_cases.py, the adapter's options).
+# Name -> (class, the case of pretrained_cases.py or encoder_decoders.py, the adapter's options).
 ADAPTERS = {
     "plain": (CAUSAL, "llama-plain", {"r": 3, "lora_alpha": 5, "lora_dropout": 0.25,
                                       "target_modules": ["q_proj", "v_proj"]}),
@@ -61,6 +64,13 @@ ADAPTERS = {
                                             "target_modules": "all-linear"}),
     "decoder_classifier": (SEQUENCE, "llama-plain", {"r": 2, "task_type": "SEQ_CLS",
                                                      "target_modules": ["v_proj"]}),
+    "t5": (PAIR, "t5-gated", {"r": 3, "target_modules": ["q", "v", "wo", "lm_head"],
+                              "task_type": "SEQ_2_SEQ_LM"}),
+    "umt5": (PAIR, "umt5-plain", {"r": 2, "use_dora": True, "target_modules": r".*\.EncDecAttention\.k"}),
+    "bart": (PAIR, "bart-scaled", {"r": 2, "bias": "lora_only", "target_modules": "all-linear",
+                                   "task_type": "SEQ_2_SEQ_LM"}),
+    "marian": (PAIR, "marian-apart", {"r": 3, "target_modules": ["q_proj", "fc2"],
+                                      "modules_to_save": ["final_layer_norm"]}),
 }
 
 
@@ -68,12 +78,18 @@ def make(name: str) -> tuple:
     """The model with its adapter, and the model alone."""
     auto, case, options = ADAPTERS[name]
     torch.manual_seed(moved(zlib.crc32(name.encode())))
+    if auto is PAIR:
+        return add_adapter(encoder_decoders.make(case, encoder_decoders.cases()[case]), options)
     config = copy.deepcopy(pretrained_cases.cases()[case][1])
     config.num_labels = 3
     if auto is SEQUENCE:
         config.pad_token_id = 0
     model = auto.from_config(config, attn_implementation="eager").eval()
     randomize(model)
+    return add_adapter(model, options)
+
+
+def add_adapter(model: torch.nn.Module, options: dict) -> tuple:
     base = copy.deepcopy(model)
     adapted = peft.get_peft_model(model, peft.LoraConfig(**options))
     with torch.no_grad():
@@ -83,8 +99,10 @@ def make(name: str) -> tuple:
     return adapted.eval(), base
 
 
-def compute(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    return model(tokens, attention_mask=torch.ones_like(tokens)).logits
+def compute(model: torch.nn.Module, given: dict) -> torch.Tensor:
+    tokens, target = given["tokens"], given.get("target")
+    more = {} if target is None else {"decoder_input_ids": target}
+    return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **more).logits
 
 
 def file_name(name: str) -> str:
@@ -98,13 +116,14 @@ def write_case(name: str, folder: Path) -> None:
     base.save_pretrained(folder / "model")
     adapted.save_pretrained(folder / "adapter", save_embedding_layers=False,
                             safe_serialization=name not in PICKLED)
-    tokens = draw_tokens(base, 2, LENGTH)
-    scores = compute(adapted, tokens)
+    given = {"tokens": draw_tokens(base, 2, LENGTH)}
+    if base.config.is_encoder_decoder:
+        given["target"] = encoder_decoders.draw_target(base, 2)
+    scores = compute(adapted, given)
     factors = torch.randn_like(scores)
     loss = (scores * factors).square().mean()
     loss.backward()
-    expected = {"tokens": tokens, "scores": scores.detach(), "loss.factors": factors,
-                "loss": loss.detach()}
+    expected = {**given, "scores": scores.detach(), "loss.factors": factors, "loss": loss.detach()}
     for own_name, parameter in adapted.named_parameters():
         if parameter.requires_grad:
             expected["gradient." + file_name(own_name)] = parameter.grad
@@ -115,8 +134,7 @@ def write(folder: Path) -> None:
     for name in ADAPTERS:
         write_case(name, folder / name)
     (folder / "adapters.txt").write_text("".join(
-        f"{name}\t{'sequence' if auto is SEQUENCE else 'decoder'}\n"
-        for name, (auto, _, _) in ADAPTERS.items()))
+        f"{name}\t{TASKS[auto]}\n" for name, (auto, _, _) in ADAPTERS.items()))
 
 
 def check(folder: Path) -> None:
@@ -127,7 +145,7 @@ def check(folder: Path) -> None:
         adapted = peft.PeftModel.from_pretrained(model, folder / name / "saved").eval()
         expected = torch.load(folder / name / "expected.pt")
         with torch.no_grad():
-            scores = compute(adapted, expected["tokens"])
+            scores = compute(adapted, expected)
         difference = (scores - expected["scores"]).abs().max() / expected["scores"].abs().max()
         if not difference <= 1e-6:
             print(f"{name}: scores differ by {difference}", file=sys.stderr)

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "fixture.h"
@@ -54,15 +55,26 @@ template <typename Visit>
 void with_model(const AdapterCase& c, const Visit& visit) {
   if (c.task == "sequence") {
     visit(load_pretrained<SequenceClassifier>(c.model()));
+  } else if (c.task == "encoder_decoder") {
+    visit(load_pretrained<EncoderDecoder>(c.model()));
   } else {
     visit(load_pretrained(c.model()));
   }
 }
 
 template <typename Model>
+at::Tensor scores_of(Model& model, const Fixture& expected) {
+  if constexpr (std::is_same_v<Model, EncoderDecoder>) {
+    return model->forward(expected["tokens"], expected["target"]);
+  } else {
+    return model->forward(expected["tokens"]);
+  }
+}
+
+template <typename Model>
 double scores_difference(Model& model, const Fixture& expected) {
   const at::NoGradGuard no_grad;
-  return difference(model->forward(expected["tokens"]), expected["scores"]);
+  return difference(scores_of(model, expected), expected["scores"]);
 }
 
 /// The gradients of the loss by the names that save_adapter gives their parameters: it is made to
@@ -70,7 +82,7 @@ double scores_difference(Model& model, const Fixture& expected) {
 template <typename Model>
 NamedTensors adapter_gradients(Model& model, const AdapterCase& c) {
   const auto expected = c.expected();
-  const auto loss = (model->forward(expected["tokens"]) * expected["loss.factors"]).square().mean();
+  const auto loss = (scores_of(model, expected) * expected["loss.factors"]).square().mean();
   EXPECT_LE(difference(loss.detach(), expected["loss"]), kScores);
   loss.backward();
   for (auto& parameter : adapter_parameters(*model)) {

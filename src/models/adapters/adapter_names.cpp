@@ -36,6 +36,7 @@ NameMap names_of(const torch::nn::Module& module, const std::string& source) {
   const bool fit = fits<DecoderImpl, DecoderOptions>(module, blueprint) ||
                    fits<TextEncoderImpl, TextEncoderOptions>(module, blueprint) ||
                    fits<ImageEncoderImpl, ImageEncoderOptions>(module, blueprint) ||
+                   fits<EncoderDecoderImpl, EncoderDecoderOptions>(module, blueprint) ||
                    fits<SequenceClassifierImpl, SequenceClassifierOptions>(module, blueprint) ||
                    fits<TokenClassifierImpl, TokenClassifierOptions>(module, blueprint) ||
                    fits<MaskedLanguageModelImpl, MaskedLanguageModelOptions>(module, blueprint);

@@ -18,6 +18,10 @@ struct NewAdapter {
   LoraSettings settings;
 };
 
+/// Throws c10::ValueError if the module has an adapter already, or a mixture whose experts are
+/// split among processes.
+void check_takes_adapter(const torch::nn::Module& module);
+
 /// Throws c10::ValueError unless the Linear `name` is LibTorch's own, with a weight of floats.
 void check_adaptable(const std::string& name, const LinearPlace& place);
 

@@ -252,7 +252,7 @@ void load_adapter(torch::nn::Module& module, const std::string& folder,
                   const AdapterOptions& options) {
   detail::named("load_adapter", [&] {
     detail::check_folder(folder);
-    detail::check_no_adapter(module, " already");
+    detail::check_takes_adapter(module);
     const auto config = detail::read_adapter_config(folder + "/" + detail::kAdapterConfig);
     const auto file = read_tensors(folder);
     const AdapterNames names(module, options.source());

@@ -18,14 +18,18 @@ int64_t read_dinov2_hidden(const Config& config, int64_t width, bool gated) {
   return gated ? (2 * whole / 3 + 7) / 8 * 8 : whole;
 }
 
-TransformerBlockOptions read_dinov2_block(const Config& config, bool gated) {
+/// A block of ViT's or DINOv2's attention.
+TransformerBlockOptions read_vit_attention(const Config& config) {
   const auto width = config.size("hidden_size", 768);
   const auto heads = config.size("num_attention_heads", 12);
-  TransformerBlockOptions block(
-      GroupQueryAttentionOptions(width, heads, heads)
-          .input_bias(config.boolean("qkv_bias", true))
-          .dropout(config.probability("attention_probs_dropout_prob", 0.0)));
-  block.feed_forward().hidden_dim(read_dinov2_hidden(config, width, gated));
+  return GroupQueryAttentionOptions(width, heads, heads)
+      .input_bias(config.boolean("qkv_bias", true))
+      .dropout(config.probability("attention_probs_dropout_prob", 0.0));
+}
+
+TransformerBlockOptions read_dinov2_block(const Config& config, bool gated) {
+  auto block = read_vit_attention(config);
+  block.feed_forward().hidden_dim(read_dinov2_hidden(config, block.emb_dim(), gated));
   if (gated) {
     config.ignore({"hidden_act"});  // of layers without a gate
     block.feed_forward().activation(Activation::swiglu);
@@ -66,13 +70,8 @@ Blueprint read_dinov2_with_registers(const Config& config) {
 }
 
 Blueprint read_vit(const Config& config) {
-  const auto width = config.size("hidden_size", 768);
-  const auto heads = config.size("num_attention_heads", 12);
   const auto dropout = config.probability("hidden_dropout_prob", 0.0);
-  TransformerBlockOptions block(
-      GroupQueryAttentionOptions(width, heads, heads)
-          .input_bias(config.boolean("qkv_bias", true))
-          .dropout(config.probability("attention_probs_dropout_prob", 0.0)));
+  auto block = read_vit_attention(config);
   block.feed_forward()
       .hidden_dim(config.size("intermediate_size", 3072))
       .activation(read_activation(config, "hidden_act", "gelu"));

@@ -365,9 +365,16 @@ at::Tensor loss_of_own_scores(const at::Tensor& scores, const at::Tensor& target
   check_defined(kLinearCrossEntropy, "targets", targets);
   check_same_device(kLinearCrossEntropy, "targets", targets, "x", scores);
   check_floating(kLinearCrossEntropy, "scores", scores);
-  HEED_CHECK(!options.bias(), "{}: bias must not be given: the layer adds its own",
-             kLinearCrossEntropy);
-  const auto rows = scores.flatten(0, -2), flat_targets = targets.flatten();
+  auto rows = scores.flatten(0, -2);
+  if (const auto& bias = options.bias()) {
+    check_defined(kLinearCrossEntropy, "bias", *bias);
+    check_rank(kLinearCrossEntropy, "bias", *bias, 1);
+    check_same_device(kLinearCrossEntropy, "bias", *bias, "scores", rows);
+    HEED_CHECK(bias->size(0) == rows.size(1), "{}: bias dim 0 ({}) must equal scores dim 1 ({})",
+               kLinearCrossEntropy, bias->size(0), rows.size(1));
+    rows = rows + *bias;
+  }
+  const auto flat_targets = targets.flatten();
   check_loss_options(kLinearCrossEntropy, options);
   check_targets(kLinearCrossEntropy, flat_targets, rows.size(0), rows.size(1),
                 options.ignore_index());

@@ -134,6 +134,30 @@ TEST(Adapters, HaveTheSameGradientsWithCheckpointing) {
   EXPECT_TRUE(are_alike(gradients(true), gradients(false), 1e-6));
 }
 
+/// The bias of the scores is added to those of an adapted head, which has none of its own.
+TEST(Adapters, AdaptAHeadOfBiasedScores) {
+  constexpr int64_t V = 40;
+  torch::manual_seed(moved(314));
+  Decoder model(
+      DecoderOptions(V, block_options(kWidth, 4, 2), 2).tied_head(false).score_bias(true));
+  model->to(at::kDouble);
+  add_adapter(*model, LoraOptions(4).target_modules({"head", "fc_q"}));
+  randomize(*model);
+  {
+    const at::NoGradGuard no_grad;
+    model->score_bias.uniform_(-3, 3);
+  }
+  const auto tokens = at::randint(V, {2, 9}, at::kLong),
+             targets = at::randint(V, {2, 9}, at::kLong);
+  const auto scores = model->forward(tokens).flatten(0, 1);
+  const auto expected = at::cross_entropy_loss(scores, targets.flatten());
+  const auto loss = model->loss(tokens, targets);
+  EXPECT_TRUE(are_alike({loss}, {expected}, 1e-12));
+  const auto parameters = adapter_parameters(*model);
+  EXPECT_TRUE(are_alike(torch::autograd::grad({loss}, parameters),
+                        torch::autograd::grad({expected}, parameters), 1e-10));
+}
+
 /// Before the adapters are merged, and after.
 TEST(Adapters, AdaptTheExpertsOfAMixture) {
   torch::manual_seed(moved(313));

@@ -145,13 +145,24 @@ Decoder mixed_decoder() {
   return model;
 }
 
-TEST(BlockMemory, IsReadBySomeBlocksOfAStack) {
-  torch::manual_seed(moved(5));
-  const at::NoGradGuard no_grad;
+/// Such a decoder, with what it reads.
+struct MixedCase {
+  Decoder model;
+  at::Tensor tokens, memory;
+  TransformerInputs inputs;
+};
+
+MixedCase mixed_case() {
   auto model = mixed_decoder();
   const auto tokens = at::randint(V, {B, L}, at::kLong);
   const auto memory = uniform({B, S, W}, at::kFloat);
-  const auto inputs = TransformerInputs().memory(memory);
+  return {model, tokens, memory, TransformerInputs().memory(memory)};
+}
+
+TEST(BlockMemory, IsReadBySomeBlocksOfAStack) {
+  torch::manual_seed(moved(5));
+  const at::NoGradGuard no_grad;
+  auto [model, tokens, memory, inputs] = mixed_case();
   const auto x = model->token_embedding(tokens);
   auto result = x;
   for (size_t i = 0; i < 4; ++i) {
@@ -175,10 +186,7 @@ TEST(BlockMemory, IsReadBySomeBlocksOfAStack) {
 TEST(BlockMemory, IsReadInCachesAndPages) {
   torch::manual_seed(moved(6));
   const at::NoGradGuard no_grad;
-  auto model = mixed_decoder();
-  const auto tokens = at::randint(V, {B, L}, at::kLong);
-  const auto memory = uniform({B, S, W}, at::kFloat);
-  const auto inputs = TransformerInputs().memory(memory);
+  auto [model, tokens, memory, inputs] = mixed_case();
   const auto expected = model->forward(tokens, inputs);
   const auto projected = TransformerInputs().projected_memory(model->project_memory(memory));
   for (const auto& own : {inputs, projected}) {

@@ -23,18 +23,21 @@ int64_t elements(const torch::nn::Module& module) {
   return count;
 }
 
+/// The part of this name.
+ModelCost::Part part_of(const ModelCost& cost, const std::string& name) {
+  for (const auto& each : cost.parts) {
+    if (each.name == name) return each;
+  }
+  ADD_FAILURE() << name;
+  return {};
+}
+
 /// Counted by hand for D = 8, F = 4 E and biases everywhere.
 TEST(ModelCost, CountsEveryPart) {
   Decoder model(DecoderOptions(V, block_options(E, H, G).cross_attention(true), 3)
                     .positions(PositionEmbeddingOptions(E)));
   const auto cost = model_cost(*model, B, L, S);
-  const auto part = [&](const std::string& name) {
-    for (const auto& each : cost.parts) {
-      if (each.name == name) return each;
-    }
-    ADD_FAILURE() << name;
-    return ModelCost::Part();
-  };
+  const auto part = [&](const std::string& name) { return part_of(cost, name); };
   EXPECT_EQ(cost.total().parameters, elements(*model));
   EXPECT_EQ(part("token embedding").parameters, V * E);
   EXPECT_EQ(part("attention").count, 3);
@@ -78,13 +81,7 @@ TEST(ModelCost, CountsAnEncoderAndItsDecoder) {
                            .score_bias(true);
   EncoderDecoder model(EncoderDecoderOptions(text, decoder));
   const auto cost = model_cost(*model, B, S, L);
-  const auto part = [&](const std::string& name) {
-    for (const auto& each : cost.parts) {
-      if (each.name == name) return each;
-    }
-    ADD_FAILURE() << name;
-    return ModelCost::Part();
-  };
+  const auto part = [&](const std::string& name) { return part_of(cost, name); };
   EXPECT_EQ(cost.total().parameters, elements(*model));
   EXPECT_EQ(elements_of(cost, "encoder "), elements(*model->encoder));
   EXPECT_EQ(part("encoder relative bias").parameters, 8 * H);

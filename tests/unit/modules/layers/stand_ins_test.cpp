@@ -246,8 +246,17 @@ TEST(StandIns, RefuseWhatMakesNoLoss) {
                halved.loss(x, at::Tensor(), options));
   EXPECT_ERROR("linear_cross_entropy: targets device (meta) must equal x device (cpu)",
                halved.loss(x, targets.to(at::kMeta), options));
-  EXPECT_ERROR("linear_cross_entropy: bias must not be given: the layer adds its own",
-               halved.loss(x, targets, LinearCrossEntropyOptions().bias(at::zeros({V}))));
+  const auto with_bias = [](const at::Tensor& bias) {
+    return LinearCrossEntropyOptions().bias(bias);
+  };
+  EXPECT_ERROR("linear_cross_entropy: bias must be defined",
+               halved.loss(x, targets, with_bias(at::Tensor())));
+  EXPECT_ERROR("linear_cross_entropy: bias rank (2) must equal 1; bias [1, 19]",
+               halved.loss(x, targets, with_bias(at::zeros({1, V}))));
+  EXPECT_ERROR("linear_cross_entropy: bias dim 0 (18) must equal scores dim 1 (19)",
+               halved.loss(x, targets, with_bias(at::zeros({V - 1}))));
+  EXPECT_ERROR("linear_cross_entropy: bias device (meta) must equal scores device (cpu)",
+               halved.loss(x, targets, with_bias(at::zeros({V}, at::kMeta))));
   EXPECT_ERROR("linear_cross_entropy: scores dtype (Long) must be Float, Double, BFloat16 or Half",
                integers.loss(x, targets, options));
 }
