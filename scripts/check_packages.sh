@@ -13,12 +13,12 @@ set -euo pipefail
 . scripts/lib/system.sh
 
 mirror=${1:-}
-packages=$heed_root/build/packages
-system=$heed_root/build/clean-debian
+packages=$heed_work/packages
+system=$heed_work/clean-debian
 
 # in_system_quietly WHAT COMMAND...
 in_system_quietly() {
-  quietly "$1" build/clean-debian.log in_system "${@:2}" || fail "$1 failed; its output is above."
+  quietly "$1" "$heed_work/clean-debian.log" in_system "${@:2}" || fail "$1 failed; its output is above."
 }
 
 # use_heed PREFIX...: builds and runs a program with what is installed there.
@@ -49,9 +49,9 @@ export SOURCE_DATE_EPOCH
 
 if [ "${1:-}" = --twice ]; then
   setup
-  copies=("$heed_root/build/copy" "$heed_root/build/another copy of heed")
+  copies=("$heed_work/copy" "$heed_work/another copy of heed")
   for copy in "${copies[@]}"; do
-    quietly "Building in $copy" build/copy.log build_copy "$copy" || fail "The build failed; its output is above."
+    quietly "Building in $copy" "$heed_work/copy.log" build_copy "$copy" || fail "The build failed; its output is above."
   done
   diff -r --exclude=_CPack_Packages "${copies[0]}/packages" "${copies[1]}/packages" ||
     fail "The packages of two builds differ; see above."
@@ -64,7 +64,7 @@ setup
 install_packages debootstrap
 build heed_libraries
 rm -rf "${packages:?}" "${system:?}"
-quietly "Packing" build/cpack.log cpack --config "$heed_build/CPackConfig.cmake" -B "$packages" ||
+quietly "Packing" "$heed_work/cpack.log" cpack --config "$heed_build/CPackConfig.cmake" -B "$packages" ||
   fail "cpack failed; its output is above."
 
 # Where LibTorch is not a Debian package, the system sees the folder that it is in.
@@ -76,7 +76,7 @@ fi
 trap 'rm -rf "${system:?}"' EXIT
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
-quietly "Making a clean Debian $suite: $system" build/debootstrap.log make_debian "$suite" "$mirror" ||
+quietly "Making a clean Debian $suite: $system" "$heed_work/debootstrap.log" make_debian "$suite" "$mirror" ||
   fail "debootstrap failed; its output is above."
 mkdir -p "$system/heed/tests"
 cp -r tests/package "$system/heed/tests/"
