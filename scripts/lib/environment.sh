@@ -38,7 +38,7 @@ fail() {
 
 # --help prints the comment at a script's beginning and, if there is one, its usage.
 explain() {
-  sed -n -e '/^# shellcheck/d' -e '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
+  sed -n -e '/^# shellcheck/d' -e '/^# SPDX-/d' -e '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
   if [ -n "${usage:-}" ]; then printf '\n%s\n' "$usage"; fi
   printf '\nVariables:\n'
   sed -n '/^#   /s/^# //p' scripts/lib/environment.sh
