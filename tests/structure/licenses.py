@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 
-TAG = re.compile(r"^\W*SPDX-License-Identifier: ([\w.-]+)(?: -->| \*/)?$", re.MULTILINE)
+TAG = re.compile(r"^\W*SPDX-License-" r"Identifier: ([\w.-]+)(?: -->| \*/)?$", re.MULTILINE)
 IGNORED = re.compile(r"(?:build[^/]*|shared|\.cache|\.git)/|(?:.*/)?__pycache__/|.*\.orig$")
 
 
