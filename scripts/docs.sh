@@ -23,6 +23,8 @@ version=$(sed -n 's/^project(heed VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 } | doxygen - || fail "Doxygen has warnings, printed above."
 # The name before such a link is a link to the same place.
 sed -i 's| <a href="[^"]*">More...</a>||' "$out"/*.html
+# Headers are shown as they are, without the tag of the license.
+sed -i 's|<div class="line"><a id="l00001".*SPDX-License.*</div>$||' "$out"/*_8h_source.html
 # All functions are in that namespace.
 sed -i 's|\[ "heed::|[ "|' "$out"/*.js
 git ls-files -z ':!docs' ':!include' ':!*.md' | xargs -0 cp --parents -t "$out/source"
