@@ -61,7 +61,7 @@ check_folder HEED_BUILD_DIR "$heed_build"
 # check_path NAME PATH: refuses a path that CMake, the linker or Python's environments cannot take.
 check_path() {
   local character
-  for character in ';' ':' ',' '$' '"' '\' '[' ']' $'\n'; do
+  for character in ';' ':' ',' '|' '<' '>' '$' '"' '\' '[' ']' $'\n'; do
     [[ $2 != *"$character"* ]] || fail "$1 ($2) must be a path without ${character/$'\n'/line feeds}"
   done
 }

@@ -75,7 +75,7 @@ must_say 1 "heed: HEED_BUILD_DIR ($folder/file/below) must be a folder: $folder/
   env HEED_BUILD_DIR=file/below clone/scripts/quickstart.sh
 
 # Paths that CMake cannot take; it takes the others.
-for character in ';' ':' ',' '$' '"' '\' '[' ']'; do
+for character in ';' ':' ',' '|' '<' '>' '$' '"' '\' '[' ']'; do
   must_say 1 "heed: HEED_BUILD_DIR ($folder/a${character}b) must be a path without $character" \
     env HEED_BUILD_DIR="a${character}b" clone/scripts/test.sh
   mkdir "$folder/c${character}d"
