@@ -9,7 +9,8 @@ macro(heed_map_path folder name)
     list(APPEND heed_path_maps "-ffile-prefix-map=${folder}=${name}")
   endif()
 endmacro()
-if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+# A sanitizer's reports name whole paths.
+if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
   # The last one that fits is taken, and a folder may lie in one before it.
   heed_map_path("${PROJECT_SOURCE_DIR}" .)
   heed_map_path("${PROJECT_BINARY_DIR}" ./build)
