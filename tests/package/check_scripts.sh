@@ -48,6 +48,10 @@ must_say 1 "heed: format.sh knows no argument" env "CDPATH=$clone" \
   bash -c 'cd clone >/dev/null && scripts/format.sh argument'
 
 for script in "$clone"/scripts/*.sh; do must_say 0 "HEED_BUILD_DIR" "$script" --help; done
+if grep -l SPDX <(for script in "$clone"/scripts/*.sh; do "$script" --help; done); then
+  echo "--help begins with the license's tag" >&2
+  exit 1
+fi
 must_say 0 "arguments of train_digits" clone/scripts/quickstart.sh --attention group_query --help
 
 # Wrong arguments stop a script before it installs or builds anything.
