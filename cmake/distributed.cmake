@@ -44,6 +44,7 @@ add_library(heed_distributed
   src/distributed/zero_redundancy_optimizer.cpp)
 add_library(heed::distributed ALIAS heed_distributed)
 heed_keep_exact_floats(heed_distributed)
+heed_leave_out_paths(heed_distributed)
 target_include_directories(heed_distributed PRIVATE src)
 target_include_directories(heed_distributed SYSTEM PRIVATE "${GLOO_INCLUDE_DIR}")
 target_link_libraries(heed_distributed

@@ -33,7 +33,8 @@ function(heed_kernel_flags instruction_set variable)
     # Undefined arithmetic would be the same in all sets, and looking for it doubles the time to compile.
     set(level -O2 -fno-sanitize=undefined)
   endif()
-  set(${variable} ${level} -fno-math-errno -fno-trapping-math -ffp-contract=fast
+  # Kernels index arrays of a fixed size, and a call may take less than a microsecond: no checks of the stack.
+  set(${variable} ${level} -fno-stack-protector -fno-math-errno -fno-trapping-math -ffp-contract=fast
     ${multiply_adds} ${flags_${instruction_set}} PARENT_SCOPE)
 endfunction()
 
@@ -95,6 +96,7 @@ int main() {}
     add_library(${objects} OBJECT ${ARGN})
     target_compile_features(${objects} PRIVATE cxx_std_17)
     target_compile_definitions(${objects} PRIVATE HEED_ISA=${instruction_set})
+    heed_leave_out_paths(${objects})
     heed_keep_exact_floats(${objects})  # before flags that loosen what no result shows
     heed_kernel_flags(${instruction_set} flags)
     target_compile_options(${objects} PRIVATE ${flags})

@@ -12,6 +12,7 @@ add_library(heed_ops SHARED
   src/ops/traced.cpp)
 add_library(heed::ops ALIAS heed_ops)
 heed_keep_exact_floats(heed_ops)
+heed_leave_out_paths(heed_ops)
 target_link_libraries(heed_ops
   PRIVATE ${before_torch} $<BUILD_INTERFACE:heed_internals> $<BUILD_INTERFACE:fmt::fmt-header-only>
   PUBLIC torch)

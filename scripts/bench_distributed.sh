@@ -27,7 +27,7 @@ done
 
 build_benchmark heed_distributed_bench
 
-out=$heed_root/build/bench
+out=$heed_work/bench
 mkdir -p "$out"
 "$heed_python" benchmarks/distributed_rounds.py "$heed_build/benchmarks/heed_distributed_bench" \
   --out "$out/distributed.json" --rounds "$rounds" \

@@ -38,7 +38,7 @@ processors="cortex-a72 neoverse-n1 neoverse-v1 max"
 kernel_cases="InstructionSets*:Routes*:*Kernels*:*Decode*"
 slow_cases="*AttendEverywhere.*/Double:*AttendEverywhere.*/Half:AttendInt8Paths.ReadKeysAsTheyAre"
 chosen=()
-roots=$heed_root/build/roots
+roots=$heed_work/roots
 mirror=
 shared=${PIP_FIND_LINKS:-}
 everything=OFF
@@ -119,10 +119,15 @@ make_system() {
     touch "$system/opt/arm64/.made"
   fi
   if [ "$libtorch" = debian ]; then return; fi
+  mkdir -p "$system/opt/pip"
+  cp scripts/lib/locked.py scripts/lib/requirements.txt "$system/opt/pip/"
   # shellcheck disable=SC2016  # for the inner shell
   logged "torch $libtorch" in_system bash -ec '
     [ -d /opt/venv ] || python3 -m venv /opt/venv
-    /opt/venv/bin/pip install --quiet "torch==$1" numpy scikit-learn safetensors' pip "$libtorch"
+    cd /opt/pip
+    python3 locked.py requirements.txt torch numpy scikit-learn safetensors >locked.txt
+    /opt/venv/bin/pip install --quiet --no-deps --require-hashes --requirement locked.txt
+    /opt/venv/bin/pip install --quiet "torch==$1"' pip "$libtorch"
 }
 
 # The files of this clone, with their times, so that a second build knows what it has built.

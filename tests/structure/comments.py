@@ -13,7 +13,7 @@ import sys
 
 FOLDERS = ("src", "include", "tests", "examples", "benchmarks")
 WITHOUT_SUBJECT = re.compile(r"^\s*//[/<]*\s*(?:What|The same|Of|Whose|Those)\s")
-COMMENT = re.compile(r"^\s*//")
+COMMENT = re.compile(r"^\s*//(?! SPDX-)")
 
 
 def faults(text):

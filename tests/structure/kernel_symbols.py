@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fails if an object of cpu/isa defines a symbol that another build of it could define too.
+"""Fails if an object of cpu/isa defines a symbol that another build of it could define too, or checks its stack.
 
     kernel_symbols.py --nm NM [INSTRUCTION_SET OBJECT...]...
 
 The linker keeps one of several definitions of an inline function: that of AVX-512 might then run on
 a machine without. So all that an object defines for others must be in the namespace of its
-instruction set.
+instruction set. Checks of the stack cost time; see cmake/kernels.cmake.
 """
 
 import argparse
@@ -18,9 +18,11 @@ BOOKKEEPING = ("__odr_asan.", "DW.ref.")
 
 
 def shared_symbols(listing, instruction_set):
-    """What a listing of `nm --demangle` has outside of the instruction set's namespace."""
+    """What a listing of `nm --demangle` has outside of the instruction set's namespace, and checks of the stack."""
     for line in listing.splitlines():
         kind, _, name = line[17:].partition(" ")  # behind 16 digits
+        if name.startswith("__stack_chk"):
+            yield kind, name
         # U: undefined. Small letters are local; but v, w: weak, u: unique among all libraries.
         if kind == "U" or (kind.islower() and kind not in "uvw"):
             continue
