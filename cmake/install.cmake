@@ -50,9 +50,13 @@ endif()
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/heed-config.cmake.in" "${PROJECT_BINARY_DIR}/heed-config.cmake"
   INSTALL_DESTINATION "${heed_config_dir}" NO_SET_AND_CHECK_MACRO)
-# Before 1.0 a minor version may break what the one before promised.
+# Before 1.0 a minor version may break what the one before promised, from then on only a major one: docs/stability.md.
+set(compatibility SameMajorVersion)
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(compatibility SameMinorVersion)
+endif()
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/heed-config-version.cmake"
-  VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion)
+  VERSION ${PROJECT_VERSION} COMPATIBILITY ${compatibility})
 install(FILES
   "${PROJECT_BINARY_DIR}/heed-config.cmake"
   "${PROJECT_BINARY_DIR}/heed-config-version.cmake"

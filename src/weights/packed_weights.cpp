@@ -72,7 +72,8 @@ at::Tensor take(const std::string& name, const std::string& text, FileEntries& f
   const auto source = source_of(file);
   const auto found = parsed(text);
   HEED_CHECK(found,
-             "load_weights: {}: {} must be packed by this version of heed; its metadata is {}",
+             "load_weights: {}: {} must be packed by this version of heed or an older one; its "
+             "metadata is {}",
              source, in_quotes(name), in_quotes(text));
   const auto& [layout, dtype, outputs, depth] = *found;
   PackedWeight weight{

@@ -62,6 +62,8 @@ for script in test sanitize; do
 done
 must_say 1 "heed: unknown argument --bar; usage: scripts/test.sh [--all] [CTEST ARGUMENT...]" \
   clone/scripts/test.sh --all --bar
+must_say 1 "heed: unknown argument b; usage: scripts/compare_interface.sh [REVISION]" \
+  clone/scripts/compare_interface.sh a b
 must_say 1 "heed: unknown argument --epochz; usage: scripts/quickstart.sh" clone/scripts/quickstart.sh --epochz 3
 must_say 1 "heed: unknown argument 3; usage: scripts/quickstart.sh" clone/scripts/quickstart.sh --epochs=2 --shift 3
 for option in $(grep -o '"--[a-z-]*"' "$1/examples/train_digits.cpp" | tr -d '"'); do
