@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Measures heed::distributed for distributed_rounds.py, which starts the processes as torchrun
 // does.
 //   heed_distributed_bench train|ring|experts|link [NAME=VALUE]...

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """The training of distributed.cpp in Python, with DistributedDataParallel over Gloo.
 
     distributed_peer.py THREADS STEPS      with torchrun's environment variables

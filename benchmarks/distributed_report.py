@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Turns what distributed_rounds.py wrote into Markdown tables.
 
     distributed_report.py REPORT [--doc FILE]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Runs heed_distributed_bench and its peer in Python, in turns, and writes what they print.
 
     distributed_rounds.py PROGRAM --out FILE [--rounds N] [--smoke]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Attention of other engines, for python_rows.py: ONNX Runtime, OpenVINO and vLLM's kernels for the CPU.
 
 An engine is a function of query [B, H, L, D], key and value [B, G, S, D] and causal. It returns a call to

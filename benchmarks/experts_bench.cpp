@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <heed/mixture_of_experts.h>

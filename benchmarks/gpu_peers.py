@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Times PyTorch's own attentions on the rows of a report that heed_bench --device made.
 
     gpu_peers.py REPORT --out FILE [--device cpu] [--seconds S]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Turns what scripts/gpu_check.sh ran into Markdown: facts, a table of the tests, the targets,
 tables of the rows.
 

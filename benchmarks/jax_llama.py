@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Training of a language model in plain JAX, for training_peers.py: the model of support/language_model.h, with
 AdamW. A step is one function that XLA compiles."""
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Trains and runs one language model for language_model.py and training.py, which time peers in
 // turns with it:
 //

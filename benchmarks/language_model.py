@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Time small language models in C++ with heed and in Python with PyTorch, in turns.
 
     language_model.py PROGRAM [--doc FILE]      PROGRAM: heed_language_model, as it was built

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <benchmark/benchmark.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Runs one language model for models.py, which times other engines in turns with it:
 //
 //     heed_models FOLDER THREADS FORMAT

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Time whole language models in heed and in other engines, in turns.
 
     models.py PROGRAM FOLDER [--filter REGEX] [--doc FILE]      PROGRAM: heed_models, as it was built

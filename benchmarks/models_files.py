@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Makes the models of models.py: at random by transformers, then in the format of an engine.
 
     models_files.py ENGINE FOLDER FORMAT

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Llama as OpenVINO's operators, in the form that OpenVINO GenAI reads: keys and values are states of the model."""
 
 from pathlib import Path

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """A peer of models.py: runs what heed_models runs, by another engine.
 
     models_peers.py ENGINE PATH THREADS FORMAT      PATH: what models_files.py wrote

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/Context.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>

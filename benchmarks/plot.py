@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Draws time over L, a line for each contestant, from the JSON of heed_bench and python_rows.py.
 
     plot.py JSON... --out FILE.png    nothing is drawn where the reports have no such rows

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Prints the name of this machine's processor, with its generation: "AMD EPYC (Zen 4)".
 
 The tables in docs/ have one part for each name. A virtual machine's name for its processor says "AMD EPYC"

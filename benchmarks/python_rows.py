@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Times eager PyTorch and other engines on the rows of a report, in turns with heed_bench.
 
     python_rows.py PROGRAM REPORT --out FILE    PROGRAM: heed_bench; REPORT: what it wrote

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Turns the JSON of heed_bench and python_rows.py into Markdown tables.
 
 A short table has one line for each typical call. After it, each group of rows has a table. With

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Says what many processes would do, by formulas with the constants that were measured.
 
     scale_model.py REPORT      REPORT: distributed.json, as distributed_rounds.py writes it

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Time training steps of language models in heed, transformers and JAX, in turns.
 
     training.py PROGRAM [--filter REGEX] [--doc FILE]      PROGRAM: heed_language_model, as it was built

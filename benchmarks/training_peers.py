@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """A peer of training.py: trains what heed_language_model trains, by another library.
 
     training_peers.py PEER THREADS DTYPE VOCABULARY LAYERS WIDTH HEADS GROUPS HIDDEN CONTEXT BATCH

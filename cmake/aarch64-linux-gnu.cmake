@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # A toolchain file for Debian's cross compiler, g++-aarch64-linux-gnu. -DCMAKE_SYSROOT=<folder> has Debian's
 # packages for ARM64 unpacked. Tests run in qemu-aarch64; its variable QEMU_CPU names the processor.
 set(CMAKE_SYSTEM_NAME Linux)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Finds what heed needs, or says in one sentence what is missing.
 
 include("${CMAKE_CURRENT_LIST_DIR}/heed-without-cuda-toolkit.cmake")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # heed::distributed, where LibTorch has c10d and the headers of Gloo are there.
 
 get_target_property(torch_definitions torch_cpu INTERFACE_COMPILE_DEFINITIONS)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # heed_keep_exact_floats(<target>...)
 # heed hides by -inf, and lets what is seen show, NaN too: without NaN and infinity it computes
 # something else. So -ffast-math, -Ofast and their parts, which a project may give to all it builds, are

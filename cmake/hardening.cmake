@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # With HEED_HARDENING, what is compiled and linked from here on has what Linux distributions ask of programs: errors
 # in memory end a program before they can be used against it. Kernels have no stack protector (kernels.cmake).
 

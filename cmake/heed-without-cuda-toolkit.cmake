@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # A LibTorch built for CUDA stops if CMake does not find the whole CUDA toolkit, though only CUDA code
 # needs one. Its config does not look for the toolkit if torch::cudart is there. A project that compiles
 # CUDA code has enabled that language, or found LibTorch itself.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 include(CMakePackageConfigHelpers)
 
 # Before anything is installed, because a package that lacks a library would still claim to have it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 include(CheckCXXSourceCompiles)
 
 # heed_compiles_for(<macro> <variable>): whether the compiler's target has this macro.

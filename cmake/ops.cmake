@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # heed::ops: heed's operators in LibTorch's dispatcher, for Python and for exported programs.
 
 add_library(heed_ops SHARED

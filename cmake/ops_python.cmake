@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # heed_add_ops_test(<name> <script> <argument>...): a Python script that loads libheed_ops.so, which
 # --library names. It is skipped where Python's torch is not the LibTorch that heed is built with.
 include("${CMAKE_CURRENT_LIST_DIR}/python.cmake")

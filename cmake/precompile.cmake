@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # heed_precompile(<target>...)
 # Programs that use heed: most of their compile time goes into LibTorch's headers, which are read once
 # for all of them. CMAKE_DISABLE_PRECOMPILE_HEADERS turns this off.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Sets `python` to the Python that tests and examples use: HEED_PYTHON, or the one that CMake finds.
 set(python "${HEED_PYTHON}")
 if(NOT python)

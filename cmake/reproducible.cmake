@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The same sources give the same libraries, bit for bit, whatever the folders of heed, of its build and of what it is
 # compiled with are called: docs/packaging.md.
 

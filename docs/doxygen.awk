@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Doxygen's filter of what it reads: makes Markdown and comments show on the site what they show here.
 
 # GitHub's anchor of a heading, made the site's own by the name of its file.

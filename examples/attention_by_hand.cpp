@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The formula of attention step by step: why scores are divided by sqrt(d_k), what softmax does,
 // and that heed computes the same as the formula. Numbers are compared with those of the text that
 // the example follows.

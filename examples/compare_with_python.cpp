@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Compares heed's modules with the Python classes whose weights they load, and with
 // at::scaled_dot_product_attention on the same projections.
 #include <ATen/Functions.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Trains a published language model further, on a text.
 #include <fmt/core.h>
 #include <heed/adapters.h>

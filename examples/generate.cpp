@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Writes text with a language model.
 #include <fmt/core.h>
 #include <heed/beam_search.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Turns sentences into vectors with the model all-MiniLM-L6-v2 and prints how similar they are.
 #include <ATen/Functions.h>
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Runs a language model that Python exported: as TorchScript and compiled by AOTInductor, with
 // heed's attention and with LibTorch's. Such files are programs: run only those that you trust.
 #include <ATen/Functions.h>

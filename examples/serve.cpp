@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Continues many prompts at once with a language model.
 #include <fmt/core.h>
 

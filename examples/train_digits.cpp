@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Trains a classifier of handwritten digits with attention over each image's rows or patches.
 #include <ATen/Functions.h>
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Trains a small GPT on a text, character by character.
 #include <fmt/core.h>
 #include <heed/memory.h>

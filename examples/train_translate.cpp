@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Trains an encoder-decoder model to translate dates in words to ISO dates.
 #include <ATen/Functions.h>
 #include <fmt/core.h>

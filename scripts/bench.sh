@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Builds and runs the benchmarks, then the same in Python with PyTorch; without a filter, also two language models
 # in both. The results are in build/bench: report.json and python.json, the tables report.md, language_model.md,
 # training.md and models.md, and the plot length.png of the time over L.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Measures training and attention over several processes, next to one process and to Python's
 # DistributedDataParallel. The results are in build/bench: distributed.json and distributed.md.
 usage="usage: scripts/bench_distributed.sh [--rounds N] [--build FOLDER] [--doc]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Makes the .debs and the archive (docs/packaging.md), installs each in a clean Debian of this machine's
 # release, builds a program with it and runs the program.
 #

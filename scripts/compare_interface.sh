@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Compares the shared libraries of two versions, and says what programs that were built with the older one would notice:
 # functions, classes and their layout. docs/stability.md says which version may break what.
 #

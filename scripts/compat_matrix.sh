@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Builds heed and runs its tests on systems with other versions of LibTorch and other compilers, and
 # makes a table of the results. Each system is a folder that debootstrap fills.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Makes the documentation site build/docs/index.html with Doxygen, and checks its links. Every warning
 # of Doxygen is an error, such as a public member without documentation.
 set -euo pipefail

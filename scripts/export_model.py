@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Export PyTorch modules to files that heed::load_weights reads.
 
 It exports your own class, or your own function that returns a module, from an importable module or

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Kills trainings at random moments, interrupts them and fills their disk. Each must continue from its
 # last saved state and end with the same bits as a training without a fault. Then the same with two
 # processes, one of which is killed: the other must end, too.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Formats the C++ files.
 #
 #   scripts/format.sh            formats in place

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Looks for calls and files that make heed fail.
 #
 #   scripts/fuzz.sh [--sanitize] attend [CASES [SEED]]    200,000 cases by default

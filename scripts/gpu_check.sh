@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # On a machine with an NVIDIA GPU, builds heed with the LibTorch of Python's torch, runs the tests on
 # CUDA tensors and the benchmark on the GPU, times PyTorch's own attentions, and makes tables of all.
 # On any machine, makes the tables of what a GPU is asked to do.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Says how near the kernels' inner loops come to what ARM processors can do, without such a processor: compiles
 # the kernels to assembly and simulates the loops with llvm-mca. This is analysis; nothing is measured.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Makes small wrong changes to a copy of the sources, and lists those that no test notices.
 #
 #   scripts/mutate.sh [--under FOLDER] [COUNT [SEED]]    src, 60 changes and seed 1 by default

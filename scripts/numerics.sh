@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Measures rounding errors and writes them into docs/numerics.md: the table of numerics_test and the
 # plot of error_growth; and the plot of a training beside Python's, which docs/training.md shows.
 set -euo pipefail

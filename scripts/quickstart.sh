@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Installs what is missing, builds heed, compares it with the Python classes that it replaces, and
 # trains a small model with it.
 usage="usage: scripts/quickstart.sh [ARGUMENT...]    arguments of train_digits, such as --attention group_query"

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Runs the unit tests, those of several processes and the fuzzers' inputs under AddressSanitizer, LeakSanitizer
 # and UndefinedBehaviorSanitizer. Each test program is four tests; GoogleTest's variable GTEST_FILTER chooses among
 # its cases.

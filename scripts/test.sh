@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Installs what is missing, builds what tells whether heed works on this machine, and runs it: most unit
 # tests, the comparisons with Python, the bounds of rounding errors and the guides' code.
 usage="usage: scripts/test.sh [--all] [CTEST ARGUMENT...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # Checks the libraries' sources with clang-tidy; .clang-tidy lists the checks. Sources are checked in the
 # batches in which they are compiled, because LibTorch's headers take most of the time. A batch that
 # passed is checked again only if a source, a header or .clang-tidy has changed.

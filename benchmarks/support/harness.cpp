@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/harness.h"
 
 #include <ATen/Context.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/kernel_count.h"
 
 #include <torch/csrc/autograd/profiler_kineto.h>

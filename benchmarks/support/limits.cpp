@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/limits.h"
 
 #include <ATen/Parallel.h>

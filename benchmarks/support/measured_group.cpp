@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/measured_group.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

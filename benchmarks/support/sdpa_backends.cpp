@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/sdpa_backends.h"
 
 #include <ATen/Context.h>

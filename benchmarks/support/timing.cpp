@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/timing.h"
 
 #include <torch/cuda.h>

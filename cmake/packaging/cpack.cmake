@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # What `cpack --config <build folder>/CPackConfig.cmake` makes of what is installed: docs/packaging.md.
 
 set(CPACK_PACKAGE_VENDOR "the heed authors")

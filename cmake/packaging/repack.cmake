@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # cpack runs this after packing; it packs again what cpack packed.
 #
 # cpack adds scripts that call ldconfig to a .deb with shared libraries, which Debian's policy forbids: a trigger does

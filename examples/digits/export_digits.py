@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Export scikit-learn's handwritten digits to the CSV file that the examples read.
 
 Each line is an image: its 64 pixels from 0 to 16, row by row, then the digit that it shows. This is

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Export a language model in the ways in which C++ runs whole models.
 
     export_language_model.py --library libheed_ops.so --out DIR

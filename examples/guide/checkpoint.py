@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Writes the files that load_files in weights.cpp loads into the working directory."""
 
 import sys

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The code that docs/distributed.md and the headers of heed/distributed show. A test runs it:
 //   torchrun --no-python --standalone --nproc-per-node 4 build/release/examples/guide_distributed
 #include <fmt/core.h>

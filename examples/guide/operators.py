@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The code of docs/operators.md.
 
     operators.py --library libheed_ops.so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Writes the models that porting.cpp ports, and their outputs, into the working directory."""
 
 import sys

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "codec.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "language_model.h"
 
 #include <ATen/ops/tensor.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "loss_history.h"
 
 #include <fmt/core.h>

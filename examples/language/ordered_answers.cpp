@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "ordered_answers.h"
 
 #include <fmt/core.h>

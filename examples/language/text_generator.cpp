@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "text_generator.h"
 
 #include <c10/core/InferenceMode.h>

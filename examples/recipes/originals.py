@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The Python halves of docs/recipes.md: models and losses that the C++ beside this file ports."""
 
 import math

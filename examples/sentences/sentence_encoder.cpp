@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "sentence_encoder.h"
 
 #include <ATen/Functions.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "digits.h"
 
 #include <ATen/ops/arange.h>

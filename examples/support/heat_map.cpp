@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "heat_map.h"
 
 #include <ATen/Functions.h>

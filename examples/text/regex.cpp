@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #define PCRE2_CODE_UNIT_WIDTH 8
 
 #include "pattern.h"

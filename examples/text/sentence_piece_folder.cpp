@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "sentence_piece_folder.h"
 
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "unicode.h"
 
 #include <utf8proc.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "translator.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
 /// Training with several processes, on LibTorch's c10d: the CMake component `distributed`, target

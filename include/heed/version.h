@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
 /// The version of these headers. It follows semantic versioning; before 1.0, a new minor version

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
 # The scripts source this. It finds what they need, installs what is missing, and says what it installs.
 #

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Makes the table of the kernels' inner loops for docs/kernels.md.
 
     kernel_loops.py FOLDER      where <instruction set>.<source>.s are, assembly of src/cpu/isa

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Prints what pip must install for some packages: their entries in a list with hashes, and those of what they need.
 
     locked.py LIST NAME... [--without NAME]

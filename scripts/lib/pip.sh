@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2154
 # environment.sh sources this: what pip installs, into virtual environments below the build folder.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2154
 # environment.sh sources this: what the scripts show of work that takes minutes. On a terminal one line is
 # rewritten every second; in a log, lines are added.

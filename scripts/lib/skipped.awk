@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # What ctest printed, then its LastTest.log: a line for each skipped test, with the reason that it gave.
 # A program says "skipped: REASON" or, by GTEST_SKIP, "FILE:LINE: Skipped" and then the reason; else it
 # is the last that it printed. Python's unittest counts what it skips inside of a test that passes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2154
 # Scripts that work in a separate Debian source this after environment.sh. That Debian is a folder that
 # debootstrap fills.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """heed's operators, and what only Python can register for them.
 
     import heed_ops

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """heed's attention for the models of transformers 5.
 
     torch.ops.load_library("libheed_ops.so")

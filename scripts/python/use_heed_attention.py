@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Turn the attention of an exported program into heed's.
 
 A model that calls F.scaled_dot_product_attention needs no change to gain by heed: this replaces the

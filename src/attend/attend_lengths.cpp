@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend/attend_lengths.h"
 
 #include "attend/choose_path.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend/attend_paged.h"
 
 #include <ATen/core/grad_mode.h>

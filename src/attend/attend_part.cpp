@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend/attend_part.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/functional.h>
 #include <ATen/ops/cat.h>
 #include <heed/attend.h>

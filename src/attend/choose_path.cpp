@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend/choose_path.h"
 
 #include <c10/core/DeviceGuard.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend/paged_call.h"
 
 #include <ATen/core/functional.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/block_mask.h"
 
 #include <ATen/Parallel.h>

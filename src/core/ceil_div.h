@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
 /// Whole numbers of parts. This header includes nothing of std or ATen but <stdint.h>, and its

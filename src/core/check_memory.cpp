@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/check_memory.h"
 
 #include <c10/core/ScalarType.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/draft_tree.h"
 
 #include <ATen/ops/zeros.h>

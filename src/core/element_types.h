@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
 /// The element types of attention. Each line has the type's name in heed, its C++ type in cpu/isa,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/floating_mask.h"
 
 #include <ATen/TensorOperators.h>

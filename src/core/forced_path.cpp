@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/forced_path.h"
 
 namespace heed::detail {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/map_slices.h"
 
 // Must come before LegacyBatchedTensorImpl.h, whose functions have the same names.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/random_state.h"
 
 #include <ATen/CPUGeneratorImpl.h>

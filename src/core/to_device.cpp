@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/to_device.h"
 
 #include <ATen/functorch/TensorWrapper.h>

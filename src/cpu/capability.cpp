@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/capability.h"
 
 #include <ATen/Context.h>

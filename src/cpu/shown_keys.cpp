@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/shown_keys.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "distributed/closed_group.h"
 
 #include <ATen/ops/empty.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "distributed/collectives.h"
 
 #include <ATen/core/functional.h>

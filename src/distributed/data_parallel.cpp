@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/functional.h>
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "distributed/expert_exchange.h"
 
 #include <ATen/core/grad_mode.h>

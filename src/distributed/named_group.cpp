@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "distributed/named_group.h"
 
 #include <ATen/core/ivalue.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/distributed/parameter_shards.h>
 
 #include <ATen/ops/empty.h>

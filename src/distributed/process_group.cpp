@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/distributed/process_group.h>
 #include <heed/version.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "distributed/sequence_shards.h"
 
 namespace heed::distributed::detail {

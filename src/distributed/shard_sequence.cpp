@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/ops/cat.h>
 #include <heed/distributed/context_parallel.h>
 

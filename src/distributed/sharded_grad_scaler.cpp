@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/distributed/sharded_grad_scaler.h>
 
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "distributed/share_exchange.h"
 
 #include <ATen/ops/cat.h>

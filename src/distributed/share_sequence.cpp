@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/attention.h>
 #include <heed/differential_attention.h>
 #include <heed/distributed/context_parallel.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/distributed/vocab_parallel.h>
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/beam_search.h>
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models/block_memory.h"
 
 #include "core/attend_checks.h"

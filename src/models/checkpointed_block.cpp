@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models/checkpointed_block.h"
 
 #include <c10/util/ScopeExit.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/clip_grad_norm.h>
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/encoder_decoder.h>
 
 #include "core/checks.h"

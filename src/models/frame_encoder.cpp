@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/frame_encoder.h>
 
 #include <ATen/ops/gelu.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/fused_adamw.h>
 
 #include <ATen/MemoryOverlap.h>

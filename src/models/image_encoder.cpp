@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/image_encoder.h>
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/mixture_of_experts.h>
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/model_cost.h>
 
 #include <heed/cost.h>

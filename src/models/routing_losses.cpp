@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models/routing_losses.h"
 
 #include <ATen/TensorOperators.h>

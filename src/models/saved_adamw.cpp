@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models/saved_adamw.h"
 
 #include <ATen/core/ivalue.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/task_heads.h>
 
 #include <ATen/TensorOperators.h>

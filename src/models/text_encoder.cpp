@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/pool_tokens.h>
 #include <heed/text_encoder.h>
 

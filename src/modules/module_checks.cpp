@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/module_checks.h"
 
 #include <ATen/autocast_mode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/copies.h"
 
 #include <ATen/core/grad_mode.h>

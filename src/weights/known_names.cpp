@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/known_names.h"
 
 #include <heed/name_maps.h>

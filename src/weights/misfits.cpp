@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/misfits.h"
 
 #include <c10/util/StringUtil.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/module_tensors.h"
 
 #include <heed/group_query_attention.h>

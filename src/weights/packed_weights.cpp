@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/packed_weights.h"
 
 #include <ATen/ops/isfinite.h>

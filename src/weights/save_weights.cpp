@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/weights.h>
 #include <torch/serialize/output-archive.h>
 

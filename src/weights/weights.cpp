@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/StringUtil.h>

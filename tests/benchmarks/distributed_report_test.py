@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tables that benchmarks/distributed_report.py makes, and the formulas of scale_model.py."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What benchmarks/gpu_peers.py has PyTorch compute is what the rows say, and what they are named."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tables that benchmarks/gpu_report.py makes."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The table of benchmarks/models.py, of programs that answer at once."""
 
 import contextlib

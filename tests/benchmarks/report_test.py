@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tables that benchmarks/report.py makes."""
 
 import json

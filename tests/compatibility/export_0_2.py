@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Writes programs that call the operators of version 0.2, and what 0.2 computes by them: files/0.2/operators.
 
     export_0_2.py --library libheed_ops.so --out DIR

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs that were exported with earlier versions run with this one, and give the numbers that those gave.
 
     operators_test.py --library libheed_ops.so [unittest argument...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # write.sh VERSION SOURCE BUILD PYTHON: writes files/VERSION, as that version of heed writes it.
 #
 # SOURCE is a clone with that version checked out, BUILD its build folder, with the libraries heed and heed_ops, shared

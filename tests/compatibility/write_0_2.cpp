@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Writes files/0.2 when write.sh compiles it with version 0.2. Programs like it must compile with
 // all that came since.
 #include <heed/heed.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/simulated_cuda/attention_kernels.h"
 
 #include <gmock/gmock.h>

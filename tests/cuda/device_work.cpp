@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Makes the tables of docs/gpu.md: what a GPU is asked to do, as the simulated device counts it.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/rand.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Print the schemas of LibTorch's attention operators, one a line, as Python's torch states them.
 
     schemas.py > tests/cuda/schemas/VERSION.txt

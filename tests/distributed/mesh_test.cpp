@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 #include <heed/distributed/data_parallel.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <c10/util/ScopeExit.h>

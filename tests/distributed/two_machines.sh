@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # two_machines.sh GUIDE FOLDER [PYTHON]: trains with GUIDE (examples/guide_distributed) in FOLDER across two
 # network namespaces that a veth pair joins, as across two machines, with 2 processes in each. Fails
 # unless all end well, and listen only at the addresses of the pair. With a PYTHON that has torch,

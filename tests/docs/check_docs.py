@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Check Markdown files, HTML files and C++ headers: their links, and the code that they show.
 
     check_docs.py [--compiled SOURCE ...] FILE...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What check_docs.py finds."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Copies what export_language_model.py wrote, to test what run_exported says of it.
 
     change_exported.py DIR

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # check_distributed_faults.sh TRAIN_GPT FOLDER KILLS [PYTHON]: trains with two processes in FOLDER while
 # things go wrong. If one is killed (KILLS times, at random moments), the other must end soon and say
 # which operation failed. Each run must go on where it was saved last and end with the same bytes as one

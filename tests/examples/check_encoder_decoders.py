@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Compares generate with Python's transformers, on small encoder-decoders that it makes.
 
     check_encoder_decoders.py --generate PROGRAM --serve PROGRAM --text FILE --out DIR

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # check_faults.sh TRAIN_GPT FOLDER KILLS: trains in FOLDER while things go wrong. Fails unless a run
 # that was killed (KILLS times, at random moments), interrupted or out of disk goes on where it was
 # saved last and ends with the same bytes as one that nothing happened to.

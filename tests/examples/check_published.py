@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Compares generate, serve and finetune with Python's transformers, on small models that it makes.
 
     check_published.py --generate PROGRAM --serve PROGRAM --finetune PROGRAM --text FILE --out DIR

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # cmake -DRUN=<command;argument;...> -DEXIT=<status> -DPRINTS=<regex> [-DWRITES=<file;...>]
 #       [-DTWICE=ON] -P check_run.cmake
 # Runs a program; fails unless it ends with EXIT, prints what PRINTS matches, writes the files WRITES

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # check_serve.sh SERVE GENERATE MODEL FOLDER: continues prompts in FOLDER at once, one after the other,
 # and with too few pages for all. Fails unless the answers are the same each time, and those of
 # generate; and unless serve ends well when it is interrupted or cannot print.

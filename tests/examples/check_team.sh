@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # check_team.sh TRAIN_GPT PYTHON FOLDER: trains the same model in one process and in several, split in
 # every way. Fails unless all end with the same numbers up to rounding, and a run goes on from the
 # checkpoint of any number of processes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 heed_test_example(NAME compare_with_python.missing_directory
   RUN $<TARGET_FILE:compare_with_python> missing
   EXIT 1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Writes what Python's transformers computes with all-MiniLM-L6-v2, for the C++ tests.
 
     export_minilm.py --text FILE.txt --out FILE.pt

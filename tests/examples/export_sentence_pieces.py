@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Writes folders with models of SentencePiece and what transformers computes with them, for the C++
 tests.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Writes what ${EXPORT}, run by ${PYTHON}, tokenizes into ${OUT}, or ${OUT}/skipped with the reason why it cannot.
 file(REMOVE_RECURSE "${OUT}")
 file(MAKE_DIRECTORY "${OUT}")

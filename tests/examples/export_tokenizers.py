@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Writes tokenizers and what Python's tokenizers computes with them, for the C++ tests.
 
     export_tokenizers.py --out FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
 # check_faults.sh and check_distributed_faults.sh source this with their arguments TRAIN_GPT FOLDER KILLS,
 # and with the number of `steps`. It empties FOLDER, and sets the options of a small training.

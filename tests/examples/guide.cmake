@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The guides and the comments of the headers show code that is compiled and runs, and links lead
 # somewhere.
 # Folders for runs of the guide, which save files.

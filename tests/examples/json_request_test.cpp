@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "language/json_request.h"
 
 #include <gtest/gtest.h>

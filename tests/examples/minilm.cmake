@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 heed_test_example(NAME minilm.help
   RUN $<TARGET_FILE:minilm> --help
   PRINTS "--max-length INT:from 2=256 +longest sentence in tokens; longer ones are cut")

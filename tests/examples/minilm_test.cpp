@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 #include <heed/pretrained.h>

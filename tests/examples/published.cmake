@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Small models that Python's transformers makes and reads.
 heed_test_example(NAME finetune.help
   RUN $<TARGET_FILE:finetune> --help

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The recipes beside their Python, which is skipped where transformers is missing.
 set(recipes "${CMAKE_CURRENT_BINARY_DIR}/recipes")
 file(MAKE_DIRECTORY "${recipes}")

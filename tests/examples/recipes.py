@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write what the Python halves of docs/recipes.md compute, or read what C++ saved for Python.
 
     recipes.py write FOLDER   a file for each recipe

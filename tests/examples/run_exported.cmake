@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 heed_test_example(NAME run_exported.help
   RUN $<TARGET_FILE:run_exported> --help
   PRINTS "--repeats INT[^\n]* number of timed runs of each program")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The model is that of train_gpt's tests.
 set(prompts "${CMAKE_CURRENT_BINARY_DIR}/prompts.txt")
 file(WRITE "${prompts}" "#pragma\n\nnamespace heed {\nat::Tensor \n")

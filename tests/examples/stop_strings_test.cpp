@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "text/stop_strings.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Beside Python's tokenizers, where HEED_PYTHON has them; elsewhere these cases skip.
 set(tokenizers "${CMAKE_CURRENT_BINARY_DIR}/tokenizers")
 add_test(NAME examples.export_tokenizers

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A file and a text take little time and memory, whoever wrote them: without the limits, most of
 // these take minutes or gigabytes.
 #include <gtest/gtest.h>

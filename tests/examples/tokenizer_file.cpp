@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "tokenizer_file.h"
 
 #include <gtest/gtest.h>

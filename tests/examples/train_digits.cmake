@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 heed_test_example(NAME train_digits.help
   RUN $<TARGET_FILE:train_digits> --help
   PRINTS "--data FILE REQUIRED")

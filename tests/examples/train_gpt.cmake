@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # A language model that is small enough to train here, on heed's headers.
 heed_test_example(NAME train_gpt.help
   RUN $<TARGET_FILE:train_gpt> --help

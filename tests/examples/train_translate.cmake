@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 heed_test_example(NAME train_translate.help
   RUN $<TARGET_FILE:train_translate> --help
   PRINTS "--dtype TEXT:{float32,bfloat16}(=| .)float32")

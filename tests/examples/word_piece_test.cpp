@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "sentences/word_piece.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/pytorch_file.h"
 
 #include "fuzz.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Calls of attend, attend_with_weights and attend_varlen against the float64 reference.
 
 #include <ATen/TensorOperators.h>

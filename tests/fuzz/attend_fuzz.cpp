@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Calls attend, its modules and the mask builders in random ways. A call either gives the float64
 // reference's numbers within a tolerance or, where it is invalid, throws c10::ValueError in our
 // wording; all else is a find, which shrinks to a case that --replay takes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend_verdict.h"
 
 #include <ATen/TensorOperators.h>

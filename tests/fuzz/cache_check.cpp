@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // GroupQueryAttention with a cache against the whole sequences in float64.
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Second derivatives and tangents of attend in float64, against quotients of differences of first
 // derivatives, and against first derivatives.
 

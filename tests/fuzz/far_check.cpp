@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Keys or queries by the million, which take no memory: they are one and the same, and what a query
 // gets follows from how far it stands from the keys that it sees.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // save_weights and load_weights at places of all kinds, of tensors with names of all kinds: a
 // refusal that changes nothing, or a whole file in place of what was there, whose mode stays and
 // from which every tensor is read under its name.

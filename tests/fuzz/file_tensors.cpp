@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "file_tensors.h"
 
 #include <ATen/ops/zeros_like.h>

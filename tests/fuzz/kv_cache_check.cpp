@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A KVCache through random steps, beside lists of the tokens that each sequence was given.
 
 #include <ATen/core/grad_mode.h>

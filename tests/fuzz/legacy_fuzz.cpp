@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "fuzz.h"
 #include "weights/formats/legacy_file.h"
 

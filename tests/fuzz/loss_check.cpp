@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // linear_cross_entropy against its definition in float64: options, sizes, layouts, dtypes, blocks,
 // and wrong arguments.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write the inputs that fuzzing begins with: make_corpus.py tests/fuzz/corpus"""
 
 import io

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The mask builders against loops over their definitions.
 
 #include <ATen/TensorOperators.h>

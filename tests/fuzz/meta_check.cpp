@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Calls of tensors without memory: refused as on the CPU, or of the CPU's shapes.
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "module_case.h"
 
 #include <ATen/TensorOperators.h>

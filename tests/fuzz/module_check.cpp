@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // MultiHeadAttention and GroupQueryAttention against their definitions in float64: projections,
 // norms and rotations by operators, attention by the reference's loops.
 

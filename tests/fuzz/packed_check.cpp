@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // pack_weights of a Linear, and files of it, against products in float64 with the weights that the
 // file says: formats, groups, sizes, layouts, dtypes, and wrong arguments.
 

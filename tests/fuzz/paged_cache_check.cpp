@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A PagedKVCache through random steps, beside lists of the tokens and of the pages that each
 // sequence has.
 

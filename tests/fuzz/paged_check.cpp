@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // attend_paged against the float64 reference of each sequence.
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Gives each file of a corpus to a fuzz target once: what libFuzzer does with `-runs=0`.
 
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Caches of modules whose rotary embedding changes with the length, about the length that it was
 // trained for. The result is the attention of keys that were rotated for the length when they
 // came, and equal to that of the whole sequence where that is the present length's rotation; or an

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // RotaryEmbedding about the length that it was trained for: each sequence is rotated by its own
 // length, whatever the module was asked for before. Where the length does not matter, tokens may
 // have positions on several axes.

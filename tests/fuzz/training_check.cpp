@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Training of an Encoder, with and without checkpointing, beside a plain run: modes that are
 // switched and tensors that are changed in place between forward and backward, hooks, frozen
 // parameters, and modules that stand twice. Gradients are those of the plain run bit for bit, and

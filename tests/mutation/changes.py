@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small changes that could be made to a C++ source, such as tests should notice."""
 
 import dataclasses

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Changes src on purpose, one place at a time, and lists the changes that no test notices.
 
     mutate.py TREE BUILD COUNT SEED FOLDER

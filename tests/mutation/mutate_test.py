@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """mutate.py chooses the tests of each folder, and scripts/mutate.sh refuses what is no folder."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Included after project() by scripts/mutate.sh: a changed file is compiled by itself, and soon. Kernels
 # keep their -O3.
 function(heed_one_file_at_a_time)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Prints, as CSV, how errors grow with the length: heed's, LibTorch's kernel's and those of the
 // textbook's operators, each in unit roundoffs times the sum of the terms. See scripts/numerics.sh.
 #include <ATen/TensorOperators.h>

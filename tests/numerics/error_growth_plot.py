@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Draws how errors grow with the length, from what error_growth prints.
 
     error_growth_plot.py CSV --out FILE.png

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "numerics_cases.h"
 
 #include <ATen/ops/full_like.h>

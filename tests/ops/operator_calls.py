@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls of heed's operators in Python, with inputs and options of every kind."""
 
 import argparse

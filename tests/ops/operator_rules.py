@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What heed_ops.py registers for heed's operators: FLOPs, rules for DTensors, compositions.
 
     operator_rules.py --library libheed_ops.so [unittest argument...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Derivatives of heed's operators that are batched, or that torch.func takes.
 
     operator_transforms.py --library libheed_ops.so [unittest argument...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """heed's operators in Python: their numbers, and what PyTorch asks of operators.
 
     operators.py --library libheed_ops.so [unittest argument...]

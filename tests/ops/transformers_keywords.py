@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """What heed_transformers.py takes of what models of transformers hand to their attention.
 
     transformers_keywords.py --library libheed_ops.so [unittest argument...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Models of transformers on heed's operators, beside their own attention.
 
     transformers_models.py --library libheed_ops.so [TEST...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Every model folder of transformers that takes an attention interface, on heed's attention.
 
     transformers_sweep.py --library libheed_ops.so [--shard I/N] [FOLDER...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Import this first: it ends a test with 77, skipped, where Python has no transformers 5.
 
 Then `heed_transformers`, `use_heed_attention` and `seeds` can be imported.

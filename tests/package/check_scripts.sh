@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
 # check_scripts.sh HEED FOLDER: fails unless HEED's scripts, copied into FOLDER, find their way and
 # say what is wrong under odd conditions. Nothing is installed or built.
 set -euo pipefail

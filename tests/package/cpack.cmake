@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # cpack's packages hold what is installed, byte for byte but for stripped symbols; this system has what the .debs
 # depend on, and lintian finds no fault in them.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")

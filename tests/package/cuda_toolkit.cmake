@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # A LibTorch that is built for CUDA, beside a part of the CUDA toolkit, which LibTorch alone refuses:
 # find_package(heed) and add_subdirectory work.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The shared libraries export what exported_symbols.txt and exported_symbols_distributed.txt list, which programs that
 # were built with them may use: a line that changes or goes breaks them. Of the libraries inside them they export
 # nothing.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # A project that computes fast, without NaN and infinity, builds heed's sources with both.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

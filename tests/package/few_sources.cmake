@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Included after project(): heed of a few sources, whose libraries link nonetheless.
 function(heed_few_sources)
   set_property(TARGET heed_objects PROPERTY SOURCES

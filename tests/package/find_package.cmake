@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Installs heed, moves the installed folder, and uses it from there through find_package.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

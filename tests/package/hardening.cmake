@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Libraries and programs have what HEED_HARDENING promises; kernels have no stack protector.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # heed's headers compile without a warning in projects that are strict: each alone, and all together.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

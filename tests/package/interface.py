@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Compares what programs may use of heed with the record of its last release, and says what is broken.
 
     interface.py check ROOT VERSION    fails if something is broken that VERSION may not break, or that is not admitted

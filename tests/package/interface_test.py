@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """interface.py says what is broken, and what to do."""
 
 import contextlib

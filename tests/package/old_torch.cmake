@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # heed's own build stops with one sentence when LibTorch is too old.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

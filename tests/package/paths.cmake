@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # No installed binary names a folder of this machine: neither heed's, nor its build's, nor LibTorch's.
 
 file(GLOB_RECURSE libraries "${SHARED_DIR}/*.so" "${STATIC_DIR}/*.a" "${STATIC_DIR}/*.so")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # heed that is built and packed in two places, with LibTorch in two places, is the same bit for bit. Of heed there are
 # few sources; scripts/check_packages.sh --twice does it with all.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")

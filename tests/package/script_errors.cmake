@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The scripts stop with one sentence when a tool is missing or LibTorch is too old.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

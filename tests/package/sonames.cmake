@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The names by which the loader finds the shared libraries have the version that a program needs: two numbers, because
 # another minor version is another binary interface (docs/stability.md). Programs load the operators by their path.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Steps that the package tests share. A step that fails ends the test with what it printed.
 
 # step(<what> <command>...): runs the command; its output is in `output`.

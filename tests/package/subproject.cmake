@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Uses heed's sources through add_subdirectory; find_package.cmake installs what it builds.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

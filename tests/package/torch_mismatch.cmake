@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The package stops with one sentence when heed was built with another LibTorch.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Where a library is not built, nothing is installed, and the target that the error names builds them all.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

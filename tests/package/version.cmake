@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # What cannot read the version from CMakeLists.txt states the same.
 file(STRINGS "${HEED_SOURCE_DIR}/CHANGELOG.md" releases REGEX "^## ")
 list(GET releases 0 latest)

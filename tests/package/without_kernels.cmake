@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Builds heed without its own kernels, as for a compiler that lacks the vector extension.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 

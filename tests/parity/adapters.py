@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write small models with adapters as PEFT saves them, and what they compute.
 
     adapters.py write FOLDER

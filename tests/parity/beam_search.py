@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write the texts that transformers' generate finds with beams.
 
     beam_search.py OUT

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Text that models of transformers write, which rounding cannot change."""
 
 import copy

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write small encoder-decoder models as transformers saves them, and what they compute.
 
     encoder_decoders.py write FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Writes fixtures into ${OUT}, a folder a subject, with ${PYTHON}, or ${OUT}/skipped with the reason why it cannot.
 file(REMOVE_RECURSE "${OUT}")
 file(MAKE_DIRECTORY "${OUT}")

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "fixture.h"
 
 #include <torch/csrc/jit/serialization/pickle.h>

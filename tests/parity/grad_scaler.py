@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write what Python's torch.amp.GradScaler does in a training whose gradients overflow.
 
     grad_scaler.py OUT

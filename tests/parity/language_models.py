@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write small language models of transformers, randomly initialized, and what they compute.
 
     language_models.py write FOLDER

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // "Options of other libraries" in docs/conventions.md: heed's code in each row of the table is
 // compiled here, runs, and must give what the documentation of the library says.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write small models of many families as transformers saves them, and what they compute.
 
     pretrained.py write FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The models that pretrained.py writes: small ones of every family that load_pretrained reads.
 
 The cases of a family differ in every field of config.json that changes what the model computes.

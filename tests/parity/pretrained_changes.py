@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Changes of config.json: which pretrained_mutations.py makes of which case."""
 
 from pretrained_cases import GLOBAL, LOCAL

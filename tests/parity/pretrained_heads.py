@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write small models with the heads of tasks, or without a head, and what they compute.
 
     pretrained_heads.py write FOLDER

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "pretrained_models.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Changes of config.json, one at a time, and what the same weights compute then.
 
 FOLDER/NAME/mutations has a folder for each change: its config.json, and links to the weights.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write torch.nn's transformers and nanoGPT's, randomly initialized, and what they compute.
 
     pytorch_models.py FOLDER

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write what transformers' rotary embeddings compute, for heed's parity test.
 
     rotary_embeddings.py --out tests/parity/data/rotary.pt

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write what transformers' generate does with options that change scores before they are sampled.
 
     sampling.py OUT

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <heed/sampling.h>

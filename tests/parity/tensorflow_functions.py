@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write what attention in TensorFlow computes, for heed's parity test.
 
     tensorflow_functions.py --out tests/parity/data/tensorflow.pt

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write small pairs of encoders of texts and images as transformers saves them, and their vectors.
 
     towers.py write FOLDER

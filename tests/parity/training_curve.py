@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write how transformers trains a small LlamaForCausalLM, for training_curve_test.cpp.
 
     training_curve.py FILE [--batch N]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Draws the losses of Python and of heed, and below them their difference.
 
     training_curve_plot.py PYTHON HEED --out FILE.png

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Write weights in every format as Python's users save them, or read back what C++ saved.
 
     weight_files.py write FOLDER

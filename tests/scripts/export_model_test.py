@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What export_model.py writes for a class of one's own, and what it says."""
 
 import contextlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Tests of scripts/lib/locked.py, and of the lists that it reads: they pin what scripts install by version and hash."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What use_heed_attention.py changes in exported programs, what it leaves, and what it says.
 
     use_heed_attention_test.py --library libheed_ops.so [unittest argument...]

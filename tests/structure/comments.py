@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails if a comment of the C++ sources begins as if its subject stood elsewhere.
 
     comments.py ROOT

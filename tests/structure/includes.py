@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails if a source includes a file of a floor above its own.
 
     includes.py ROOT      the folder that holds src and include

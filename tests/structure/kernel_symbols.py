@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails if an object of cpu/isa defines a symbol that another build of it could define too, or checks its stack.
 
     kernel_symbols.py --nm NM [INSTRUCTION_SET OBJECT...]...

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails unless each file says its license: a line with an SPDX tag near its beginning or its end, or REUSE.toml.
 
     licenses.py ROOT

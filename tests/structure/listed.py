@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails unless a CMake file names every C++ source: one that none names is never compiled.
 
     listed.py ROOT

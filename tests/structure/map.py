@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails unless CONTRIBUTING.md's map of src names every file there, and no other.
 
     map.py ROOT

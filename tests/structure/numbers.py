@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails if a public option or constructor takes a bool as a number.
 
     numbers.py ROOT

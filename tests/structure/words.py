@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails if a word stands in src where the glossary of CONTRIBUTING.md has another one for it.
 
     words.py ROOT

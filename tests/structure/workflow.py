@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Fails unless .github/workflows/ci.yml runs what there is: the parts of .ci/run, the rows of compat_matrix.sh.
 
     workflow.py ROOT

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/layouts.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/reference.h"
 
 #include <ATen/ops/full.h>

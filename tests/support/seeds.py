@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Seeds of what the tests in Python draw, and how close their numbers must be.
 
 HEED_TEST_SEED, an integer, is added to every seed: a test that passes by chance fails with another.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/temporary_folder.h"
 
 #include <ftw.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "unit/reference_cases.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/block/block.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/decode/decode.h"
 
 #include "attend/paths/paths.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend/paths/second_pass.h"
 
 #include <torch/csrc/autograd/autograd.h>

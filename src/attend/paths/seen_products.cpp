@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend/paths/seen_products.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/block/layout.h"
 
 #include "core/random_state.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/block/tile.h"
 
 // Finds the cells of a tile that are computed:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/isa/few_rows.h"
 
 #include "core/ceil_div.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/isa/instruction_set.h"
 
 #include "cpu/isa/simd.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/isa/layers.h"
 
 #include "cpu/isa/functions.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/isa/matrix.h"
 
 #include "core/ceil_div.h"

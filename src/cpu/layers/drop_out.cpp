@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/layers/drop_out.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/layers/largest_places.h"
 
 #include <ATen/Parallel.h>

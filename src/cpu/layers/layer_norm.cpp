@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/layers/layer_norm.h"
 
 #include <ATen/ops/layer_norm.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/layers/packed_weight.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/layers/rms_norm.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/layers/swiglu_layer.h"
 
 #include <c10/util/ArrayRef.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models/adapters/adapter_config.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models/adapters/adapter_names.h"
 
 #include <ATen/ops/cat.h>

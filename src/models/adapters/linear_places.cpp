@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models/adapters/linear_places.h"
 
 #include <heed/attention.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/differential_attention.h>
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/attentions/given_inputs.h"
 
 #include <ATen/ops/_unique.h>

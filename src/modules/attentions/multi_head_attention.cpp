@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/multi_head_attention.h>
 
 #include "core/checks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/alibi.h>
 #include <heed/group_query_attention.h>
 #include <heed/multi_head_attention.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/caches/caches.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/caches/memory_rows.h"
 
 #include <ATen/TensorOperators.h>

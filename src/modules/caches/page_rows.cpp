@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/caches/page_rows.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/grad_mode.h>
 #include <heed/attend_paged.h>
 #include <heed/paged_kv_cache.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/layers/cos_and_sin.h"
 
 #include <ATen/ops/cos.h>

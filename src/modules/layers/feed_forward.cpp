@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/feed_forward.h>
 
 #include <ATen/TensorOperators.h>

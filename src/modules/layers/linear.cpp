@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/layers/linear.h"
 
 #include <ATen/Context.h>

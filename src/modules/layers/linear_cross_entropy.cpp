@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/layers/linear_cross_entropy.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/layers/lora_linear.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/layers/loss_pass.h"
 
 #include <ATen/Context.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/norm.h>
 
 #include <torch/nn/init.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/relative_position_bias.h>
 
 #include <ATen/TensorOperators.h>

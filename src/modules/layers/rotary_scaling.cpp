@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/layers/rotary_scaling.h"
 
 #include <ATen/TensorOperators.h>

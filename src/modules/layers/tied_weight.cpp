@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "modules/layers/tied_weight.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/archive.h"
 
 #include <caffe2/serialize/inline_container.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/pickled_tensors.h"
 
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/pt2_file.h"
 
 #include <c10/util/StringUtil.h>

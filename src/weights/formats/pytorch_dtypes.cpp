@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/pytorch_dtypes.h"
 
 #include <torch/version.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/safetensors.h"
 
 #include <c10/util/strides.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/safetensors_writer.h"
 
 #include <algorithm>

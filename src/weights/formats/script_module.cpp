@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/script_module.h"
 
 #include <algorithm>

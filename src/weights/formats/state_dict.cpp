@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/state_dict.h"
 
 #include <c10/util/StringUtil.h>

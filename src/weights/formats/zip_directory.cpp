@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "weights/formats/zip_directory.h"
 
 #include <caffe2/serialize/versions.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Uses heed::distributed: a group that the program makes itself, and one from a launcher that is
 // not there.
 #include <ATen/Functions.h>

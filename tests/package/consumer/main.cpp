@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/Functions.h>
 #include <heed/attend.h>
 #include <heed/multi_head_attention.h>

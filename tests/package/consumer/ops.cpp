@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Uses heed::ops: calls an operator of a library that nothing else in the program names.
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Modules with several forwards, with an inherited one and with one, bound for Python.
 
 #include <heed/heed.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Python classes that heed is compared with: those of five texts on attention, a module each.
 
 The classes have the texts' names, constructors, parameters and numbers; how they compute is

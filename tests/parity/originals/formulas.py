@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """What all classes compute with; TorchScript compiles it with them."""
 
 import math

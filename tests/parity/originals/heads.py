@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From one head to shared ones: Attention, AttentionV1, MultiHeadAttention, GroupQueryAttention.
 
 Classes with several heads take masks with a head axis, [B, 1 or H, L, L]; heed also [B, L, L].

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Masks that the classes are compared under: nonzero = may attend."""
 
 from typing import Dict, Optional

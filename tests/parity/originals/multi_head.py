@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ScaledDotProductAttention and three classes that its text names MultiHeadAttention.
 
 A word tells the three apart: Native is written by hand, PostNorm has a residual connection, and

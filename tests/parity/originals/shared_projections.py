@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """SelfAttention, whose heads share one projection of each kind, and MultiHeadAttention."""
 
 import math

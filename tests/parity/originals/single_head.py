@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One head in four versions: with three projections or one, without and with mask and dropout.
 
 The names keep their text's spelling, `SelfAttenionV1` and `SelfAttenionV2`; so does the parameter

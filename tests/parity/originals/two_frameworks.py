@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The PyTorch half of a text on two frameworks; tensorflow_functions.py has the other.
 
 ScaledDotProductAttention and MultiHeadAttention, without dropout.

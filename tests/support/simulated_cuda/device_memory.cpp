@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/simulated_cuda/device_memory.h"
 
 #include <c10/core/Allocator.h>

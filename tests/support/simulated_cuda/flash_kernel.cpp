@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/Functions.h>
 #include <torch/library.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/simulated_cuda/graph.h"
 
 #include <ATen/core/List.h>

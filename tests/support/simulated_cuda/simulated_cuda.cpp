@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "support/simulated_cuda/simulated_cuda.h"
 
 #include <ATen/Context.h>

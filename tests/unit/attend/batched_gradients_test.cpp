@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/LegacyVmapMode.h>
 #include <ATen/ops/_add_batch_dim.h>
 #include <ATen/ops/_remove_batch_dim.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Which keys a query reaches: windows with two sides, global tokens, alignment, lengths, and the
 // batches of a mask; and biases by distance.
 

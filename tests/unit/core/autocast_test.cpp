@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/linear.h>
 #include <gtest/gtest.h>

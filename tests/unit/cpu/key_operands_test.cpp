@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/block/key_operands.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "cpu/block/turns.h"
 
 #include <ATen/ops/zeros.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models/expert_runs.h"
 
 #include <ATen/Parallel.h>

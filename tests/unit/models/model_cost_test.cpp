@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 #include <heed/cost.h>

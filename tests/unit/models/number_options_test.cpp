@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <c10/util/Type.h>
 #include <gtest/gtest.h>
 #include <heed/attend_options.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "unit/weights/random_files.h"
 
 #include <random>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # An overlay port, which builds the sources that it lies in.
 get_filename_component(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}/../../../.." ABSOLUTE)
 

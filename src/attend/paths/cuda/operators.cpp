@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "attend/paths/cuda/operators.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

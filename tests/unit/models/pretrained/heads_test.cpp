@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <gmock/gmock.h>

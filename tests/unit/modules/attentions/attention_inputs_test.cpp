@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_nested_tensor_from_tensor_list.h>
 #include <ATen/ops/arange.h>

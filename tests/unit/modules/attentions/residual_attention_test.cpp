@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/ops/layer_norm.h>
 #include <gtest/gtest.h>
 #include <heed/residual_attention.h>

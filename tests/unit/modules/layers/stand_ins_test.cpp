@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <heed/stand_ins.h>
 
 #include <ATen/TensorOperators.h>
