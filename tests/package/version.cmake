@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # What cannot read the version from CMakeLists.txt states the same.
-file(STRINGS "${HEED_SOURCE_DIR}/CHANGELOG.md" releases REGEX "^## ")
-list(GET releases 0 latest)
-if(NOT latest STREQUAL "## ${VERSION}")
-  message(FATAL_ERROR "CHANGELOG.md begins with \"${latest}\", but CMakeLists.txt states ${VERSION}.")
+file(READ "${HEED_SOURCE_DIR}/CHANGELOG.md" changes)
+string(REGEX MATCH "\n## .([0-9.]+)" latest "${changes}")
+if(NOT CMAKE_MATCH_1 STREQUAL VERSION)
+  message(FATAL_ERROR "The last release in CHANGELOG.md is ${CMAKE_MATCH_1}, but CMakeLists.txt states ${VERSION}.")
 endif()
 set(port "${HEED_SOURCE_DIR}/cmake/packaging/vcpkg/heed/vcpkg.json")
 file(READ "${port}" text)
