@@ -261,9 +261,9 @@ class ExpertGraphs : public torch::CustomClassHolder {
                                     const variable_list& gradients) const {
     const at::ThreadLocalStateGuard as_before(state_);
     const at::AutoGradMode records(true);
-    std::vector<variable_list> results;
+    std::vector<variable_list> results(inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
-      results.push_back(graphs_[i].differentiate_again(inputs[i], gradients[i]));
+      results[i] = graphs_[i].differentiate_again(inputs[i], gradients[i]);
     }
     return joined(results);
   }

@@ -2,6 +2,7 @@
 #include "cpu/layers/expert_rows.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/functional.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 
@@ -193,10 +194,9 @@ ExpertPlaces kept_places(AutogradContext* context, variable_list& saved) {
 /// `gather_rows` of contiguous rows, each of which is read once.
 std::vector<at::Tensor> copied(const at::Tensor& rows, const ExpertPlaces& places) {
   const auto columns = rows.size(1), bytes = columns * rows.element_size();
-  std::vector<at::Tensor> inputs;
-  for (const auto count : places.counts) {
-    inputs.push_back(empty_on_cpu({count, columns}, rows.scalar_type()));
-  }
+  const auto inputs = c10::fmap(places.counts, [&](int64_t count) {
+    return empty_on_cpu({count, columns}, rows.scalar_type());
+  });
   const auto to = addresses_of(inputs, places);
   const auto* from = static_cast<const char*>(rows.const_data_ptr());
   for_rows(places, columns, [&](int64_t t) {
