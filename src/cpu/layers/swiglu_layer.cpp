@@ -54,8 +54,9 @@ constexpr int64_t kProductRows = 96;  // of a product
 static_assert(kProductRows % kMicroRows == 0 && kProductRows > kSwiGluPanel);
 
 // The rows and weights for which it is faster than oneDNN's products: packed weights and panels of
-// rows stay in the L2 cache.
+// rows stay in the L2 cache, and rows are too few to pay for packing weights.
 constexpr int64_t kFewestSwiGluRows = 32;
+constexpr int64_t kMostSwiGluRows = 2048;
 constexpr int64_t kMostSwiGluWeights = 1 << 17;  // elements of one weight
 
 /// Memory of a thread that grows with its calls.
@@ -381,16 +382,17 @@ class BackwardPass {
 
 bool takes_swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer) {
   const auto& processor = instruction_set();
-  if (!has_kernels() || !processor.multiplies_bfloat16 || processor.has_tile_registers)
-    return false;
+  const bool has_pairs = processor.multiplies_bfloat16 && !processor.has_tile_registers;
+  if (!has_kernels() || !has_pairs) return false;
   const auto is_taken = [](const at::Tensor& tensor) {
     return packed_weight_of(tensor) == nullptr && is_plain(tensor) &&
            tensor.scalar_type() == at::kBFloat16 && tensor.dim() == 2 && tensor.is_contiguous() &&
            tensor.size(1) % 2 == 0 && tensor.storage_offset() % 2 == 0;
   };
-  return rows.size(0) >= kFewestSwiGluRows && layer.gate.numel() <= kMostSwiGluWeights &&
-         layer.out.numel() <= kMostSwiGluWeights && is_taken(rows) && is_taken(layer.gate) &&
-         is_taken(layer.up) && is_taken(layer.out) && layer.gate.size(1) == rows.size(1);
+  return rows.size(0) >= kFewestSwiGluRows && rows.size(0) <= kMostSwiGluRows &&
+         layer.gate.numel() <= kMostSwiGluWeights && layer.out.numel() <= kMostSwiGluWeights &&
+         is_taken(rows) && is_taken(layer.gate) && is_taken(layer.up) && is_taken(layer.out) &&
+         layer.gate.size(1) == rows.size(1);
 }
 
 at::Tensor swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer, SwiGluHidden* kept) {

@@ -34,7 +34,7 @@ struct SwiGluWanted {
 // The next functions compute on the calling thread, without autograd.
 
 /// Whether `swiglu_layer` takes these rows [T, E] and this layer: tensors of bfloat16 on a
-/// processor with products of its pairs, enough rows and small weights.
+/// processor with products of its pairs, neither few nor many rows, and small weights.
 bool takes_swiglu_layer(const at::Tensor& rows, const SwiGluLayer& layer);
 
 /// The layer of these rows: [T, E]. Writes what the backward pass needs to `kept`, unless it is

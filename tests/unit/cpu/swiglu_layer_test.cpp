@@ -134,13 +134,15 @@ TEST_P(Kernels, DifferentiateWhatIsWantedOfSwiGluLayers) {
   }
 }
 
-/// Few rows, other dtypes and layouts, odd widths and large weights are left to other products.
+/// Few and many rows, other dtypes and layouts, odd widths and large weights are left to other
+/// products.
 TEST_P(Kernels, TakeNoOtherSwiGluLayers) {
   const LayerCase in({64, 32, 32, 32}, {});
   const auto takes = [](const at::Tensor& rows, const detail::SwiGluLayer& layer) {
     return detail::takes_swiglu_layer(rows, layer);
   };
   EXPECT_FALSE(takes(in.rows.narrow(0, 0, 31), in.layer));
+  EXPECT_FALSE(takes(at::zeros({2049, 32}, at::kBFloat16), in.layer));
   EXPECT_FALSE(takes(in.rows.to(at::kFloat), in.layer));
   EXPECT_FALSE(takes(in.rows.t(), in.layer));
   auto layer = in.layer;
