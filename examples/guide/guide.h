@@ -28,7 +28,12 @@ void performance();
 void serving();
 void gpu();
 void new_attention();
-void headers();
+
+/// One function for each header, with the examples in its comments.
+void headers_of_attention();
+void headers_of_layers();
+void headers_of_models();
+void headers_of_training();
 
 /// These read files that Python wrote: checkpoint.py, porting.py, and folders of transformers, of
 /// which those that the header names are in the working directory.

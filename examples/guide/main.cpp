@@ -19,7 +19,8 @@ int main(int argc, char** argv) {
     }
     guide::run(guide::readme, guide::getting_started, guide::conventions, guide::from_libtorch,
                guide::from_python, guide::weights, guide::training, guide::performance,
-               guide::serving, guide::gpu, guide::new_attention, guide::headers);
+               guide::serving, guide::gpu, guide::new_attention, guide::headers_of_attention,
+               guide::headers_of_layers, guide::headers_of_models, guide::headers_of_training);
     return 0;
   });
 }
