@@ -243,7 +243,12 @@ void self_attention() {
 
 void headers_of_attention() {
   using namespace header;
-  run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs, block_mask, cost, differential_attention, group_query_attention, kv_cache, quantize, paged_kv_cache, memory_rows, fixed_kv_cache, latent_attention, deepseek_attention, masks, merge_attention, multi_head_attention_function, multi_head_attention, multi_head_attention_base, projected_memory, residual_attention, rotary_embedding, scaled_dot_product_attention, self_attention);
+  run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
+      block_mask, cost, differential_attention, group_query_attention, kv_cache, quantize,
+      paged_kv_cache, memory_rows, fixed_kv_cache, latent_attention, deepseek_attention, masks,
+      merge_attention, multi_head_attention_function, multi_head_attention,
+      multi_head_attention_base, projected_memory, residual_attention, rotary_embedding,
+      scaled_dot_product_attention, self_attention);
 }
 
 }  // namespace guide

@@ -161,7 +161,9 @@ void image_encoder() {
 
 void headers_of_models() {
   using namespace header;
-  run(beam_search, beam_search_of_targets, decoder, sampling, text_encoder, head_transform, sequence_classifier, token_classifier, encoder_decoder, frame_encoder, masked_language_model, pool_tokens, image_encoder);
+  run(beam_search, beam_search_of_targets, decoder, sampling, text_encoder, head_transform,
+      sequence_classifier, token_classifier, encoder_decoder, frame_encoder, masked_language_model,
+      pool_tokens, image_encoder);
 }
 
 }  // namespace guide

@@ -153,7 +153,9 @@ void load_weights() {
 
 void headers_of_training() {
   using namespace header;
-  run(autocast, checkpoint, routing_record, clip_grad_norm, fused_adamw, grad_scaler, add_adapter, pack_weights, linear, linear_cross_entropy, model_cost, name_maps, save_weights, save_tensors, load_weights_of_a_stream, named_tensors, load_weights);
+  run(autocast, checkpoint, routing_record, clip_grad_norm, fused_adamw, grad_scaler, add_adapter,
+      pack_weights, linear, linear_cross_entropy, model_cost, name_maps, save_weights, save_tensors,
+      load_weights_of_a_stream, named_tensors, load_weights);
 }
 
 }  // namespace guide
