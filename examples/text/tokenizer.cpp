@@ -82,22 +82,7 @@ struct Tokenizer::Parts {
   }
 
   /// Appends the ids of a text, without those around it.
-  void append_ids(std::string_view text, std::vector<int64_t>& ids) const {
-    text::check_utf8(text);
-    const auto limit = text::WorkLimit::of_text(text.size());
-    WordCache words(model);
-    const auto on_word = [&](std::string_view word) { words.append_word(word, ids); };
-    const auto on_token = [&ids](int64_t id) { ids.push_back(id); };
-    const auto on_text = [&](std::string_view part) {
-      const auto normalized = normalize(part);
-      const auto on_normalized = [&](std::string_view of_part) {
-        const bool begins = part.data() == text.data() && of_part.data() == normalized.data();
-        (begins ? pre_tokenize_beginning : pre_tokenize)(of_part, on_word);
-      };
-      added.split(normalized, true, on_normalized, on_token);
-    };
-    added.split(text, false, on_text, on_token);
-  }
+  void append_ids(std::string_view text, std::vector<int64_t>& ids) const;
 
   const std::string* token_of(int64_t id) const {
     const auto* spelling = added.spelling_of(id);
@@ -111,6 +96,23 @@ struct Tokenizer::Parts {
   text::Surroundings surroundings;
   text::Decoder decoder;
 };
+
+void Tokenizer::Parts::append_ids(std::string_view text, std::vector<int64_t>& ids) const {
+  text::check_utf8(text);
+  const auto limit = text::WorkLimit::of_text(text.size());
+  WordCache words(model);
+  const auto on_word = [&](std::string_view word) { words.append_word(word, ids); };
+  const auto on_token = [&ids](int64_t id) { ids.push_back(id); };
+  const auto on_text = [&](std::string_view part) {
+    const auto normalized = normalize(part);
+    const auto on_normalized = [&](std::string_view of_part) {
+      const bool begins = part.data() == text.data() && of_part.data() == normalized.data();
+      (begins ? pre_tokenize_beginning : pre_tokenize)(of_part, on_word);
+    };
+    added.split(normalized, true, on_normalized, on_token);
+  };
+  added.split(text, false, on_text, on_token);
+}
 
 struct TextStream::State {
   State(std::shared_ptr<const Tokenizer::Parts> of_tokenizer, bool skips)
