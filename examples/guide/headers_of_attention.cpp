@@ -237,12 +237,7 @@ void self_attention() {
   auto [output, weights] = attention->forward(x, x, x);  // weights [B, H, L, L]
 }
 
-}  // namespace
-
-}  // namespace header
-
-void headers_of_attention() {
-  using namespace header;
+void run_attention() {
   run(alibi, attend, attend_varlen, attend_options, attend_path, attention, attention_inputs,
       block_mask, cost, differential_attention, group_query_attention, kv_cache, quantize,
       paged_kv_cache, memory_rows, fixed_kv_cache, latent_attention, deepseek_attention, masks,
@@ -250,5 +245,11 @@ void headers_of_attention() {
       multi_head_attention_base, projected_memory, residual_attention, rotary_embedding,
       scaled_dot_product_attention, self_attention);
 }
+
+}  // namespace
+
+}  // namespace header
+
+void headers_of_attention() { header::run_attention(); }
 
 }  // namespace guide

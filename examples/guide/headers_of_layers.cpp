@@ -157,16 +157,17 @@ void attention_pooling() {
   auto vectors = pooling->forward(torch::randn({2, 10, 64}));  // [B, E]
 }
 
-}  // namespace
-
-}  // namespace header
-
-void headers_of_layers() {
-  using namespace header;
+void run_layers() {
   run(feed_forward_of_ones_own, feed_forward_layers, norms_and_memories, attention_layers,
       latent_attention_in_a_block, mixture_of_experts, mixture_in_a_block, feed_forward, norm,
       position_embedding, qk_norm, relative_position_bias, transformer_block, transformer_inputs,
       encoder, attention_pooling);
 }
+
+}  // namespace
+
+}  // namespace header
+
+void headers_of_layers() { header::run_layers(); }
 
 }  // namespace guide

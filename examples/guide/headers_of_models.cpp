@@ -155,15 +155,16 @@ void image_encoder() {
   auto pooled = encoder->forward_pooled(torch::randn({2, 3, 32, 32}));  // [B, E]
 }
 
-}  // namespace
-
-}  // namespace header
-
-void headers_of_models() {
-  using namespace header;
+void run_models() {
   run(beam_search, beam_search_of_targets, decoder, sampling, text_encoder, head_transform,
       sequence_classifier, token_classifier, encoder_decoder, frame_encoder, masked_language_model,
       pool_tokens, image_encoder);
 }
+
+}  // namespace
+
+}  // namespace header
+
+void headers_of_models() { header::run_models(); }
 
 }  // namespace guide

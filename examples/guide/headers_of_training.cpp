@@ -147,15 +147,16 @@ void load_weights() {
   std::cout << report.loaded.size() << " loaded, " << report.missing.size() << " missing\n";
 }
 
-}  // namespace
-
-}  // namespace header
-
-void headers_of_training() {
-  using namespace header;
+void run_training() {
   run(autocast, checkpoint, routing_record, clip_grad_norm, fused_adamw, grad_scaler, add_adapter,
       pack_weights, linear, linear_cross_entropy, model_cost, name_maps, save_weights, save_tensors,
       load_weights_of_a_stream, named_tensors, load_weights);
 }
+
+}  // namespace
+
+}  // namespace header
+
+void headers_of_training() { header::run_training(); }
 
 }  // namespace guide
