@@ -7,7 +7,9 @@ set(heed_path_maps "")
 macro(heed_map_path folder name)
   # Systems' own folders are the same everywhere. The compiler's flag ends a path at the first "=".
   if(IS_ABSOLUTE "${folder}" AND NOT "${folder}" MATCHES "^/usr(/|$)|=")
-    list(APPEND heed_path_maps "-ffile-prefix-map=${folder}=${name}")
+    file(REAL_PATH "${folder}" real_folder)  # GCC writes this of a header's if it is shorter
+    list(APPEND heed_path_maps "-ffile-prefix-map=${real_folder}=${name}" "-ffile-prefix-map=${folder}=${name}")
+    list(REMOVE_DUPLICATES heed_path_maps)
   endif()
 endmacro()
 # A sanitizer's reports name whole paths.
