@@ -24,7 +24,7 @@ TextGenerator::TextGenerator(const LanguageModel& language_model,
   read();
 }
 
-/// As transformers forces the first and the last token.
+/// The next token if the model's settings force one, as they may the first and the last.
 std::optional<int64_t> TextGenerator::forced_token() const {
   const auto& defaults = language_model_.defaults;
   if (defaults.last_token && generated_ == most_ - 1) return defaults.last_token;

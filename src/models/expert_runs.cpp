@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "core/plain.h"
+#include "core/seen_tensors.h"
 #include "cpu/layers/function.h"
 #include "cpu/layers/swiglu_layer.h"
 #include "cpu/threads.h"
@@ -124,10 +125,12 @@ std::vector<at::Tensor> run_in_parallel(const Experts& experts,
   return outputs;
 }
 
+/// Each once, also one that has several names.
 variable_list trained_parameters(const FeedForwardImpl& expert) {
   variable_list trained;
+  SeenTensors seen;
   for (const auto& parameter : expert.parameters()) {
-    if (parameter.requires_grad()) trained.push_back(parameter);
+    if (parameter.requires_grad() && seen.add(parameter)) trained.push_back(parameter);
   }
   return trained;
 }
@@ -136,36 +139,42 @@ variable_list trained_parameters(const FeedForwardImpl& expert) {
 class SwiGluRun {
  public:
   /// Runs the expert.
-  SwiGluRun(const SwiGluLayer& layer, const at::Tensor& rows, at::Tensor& output)
-      : form_(layer.form) {
+  SwiGluRun(const SwiGluLayer& layer, const at::Tensor& rows, at::Tensor& output) : layer_(layer) {
     for (const auto& weight : {layer.gate, layer.up, layer.out}) {
       weights_.emplace_back(weight, /*is_output=*/false);
     }
     output = swiglu_layer(rows, layer, &hidden_);
   }
 
-  /// The gradients of `sources`, which are the rows and weights of the expert. Throws if a weight
-  /// was changed in place.
+  /// The gradients of `sources`, undefined for those that are neither the rows nor weights of the
+  /// expert. Throws if a weight was changed in place.
   variable_list differentiate(const at::Tensor& rows, const at::Tensor& gradient,
                               const variable_list& sources) const {
-    const SwiGluLayer layer = {weights_[0].unpack(), weights_[1].unpack(), weights_[2].unpack(),
-                               form_};
-    const at::Tensor all[] = {rows, layer.gate, layer.up, layer.out};
-    const auto wanted = [&](const at::Tensor& tensor) { return tensor.requires_grad(); };
+    const auto wanted = [&](const at::Tensor& tensor) {
+      return std::any_of(sources.begin(), sources.end(),
+                         [&](const auto& source) { return source.is_same(tensor); });
+    };
+    const SwiGluLayer saved = {weights_[0].unpack(), weights_[1].unpack(), weights_[2].unpack(),
+                               layer_.form};
     const auto found = swiglu_layer_backward(
-        rows, layer, hidden_, gradient.contiguous(),
-        {wanted(rows), wanted(layer.gate), wanted(layer.up), wanted(layer.out)});
-    const at::Tensor gradients[] = {found.rows, found.gate, found.up, found.out};
+        rows, saved, hidden_, gradient.contiguous(),
+        {wanted(rows), wanted(layer_.gate), wanted(layer_.up), wanted(layer_.out)});
+    const std::pair<at::Tensor, at::Tensor> all[] = {{rows, found.rows},
+                                                     {layer_.gate, found.gate},
+                                                     {layer_.up, found.up},
+                                                     {layer_.out, found.out}};
     return c10::fmap(sources, [&](const at::Tensor& source) {
-      const auto* const place = std::find_if(
-          std::begin(all), std::end(all), [&](const auto& each) { return each.is_same(source); });
-      return gradients[place - std::begin(all)];
+      at::Tensor sum;  // a tensor may have several places
+      for (const auto& [tensor, own] : all) {
+        if (tensor.is_same(source)) sum = sum.defined() ? sum + own : own;
+      }
+      return sum;
     });
   }
 
  private:
-  SwiGluForm form_;
-  std::vector<torch::autograd::SavedVariable> weights_;
+  SwiGluLayer layer_;
+  std::vector<torch::autograd::SavedVariable> weights_;  // notice changes in place
   SwiGluHidden hidden_;
 };
 

@@ -150,6 +150,26 @@ TEST(RunExperts, DifferentiatesOnlyWhatRequiresAGradient) {
   EXPECT_TRUE(are_alike(with_threads(2, run), expected, 1e-14));
 }
 
+/// The gradient of a weight with two places in an expert is the sum of both, added once.
+TEST(RunExperts, AddsTheGradientsOfATiedWeight) {
+  torch::manual_seed(moved(38));
+  for (const auto dtype : {at::kDouble, at::kBFloat16}) {
+    auto experts = make_experts(dtype, /*dropout=*/0.0, /*bias=*/false);
+    const auto tied = experts[2]->as<FeedForwardImpl>();
+    tied->fc_in = std::dynamic_pointer_cast<torch::nn::LinearImpl>(
+        tied->replace_module("fc_in", tied->fc_gate.ptr()));
+    const auto inputs = make_inputs(dtype, true, kManyRows);
+    const auto gradient = [&] {
+      const auto total = total_of(detail::run_experts(experts, inputs));
+      return torch::autograd::grad({total}, {tied->fc_gate->weight, inputs[2]});
+    };
+    const auto expected = with_threads(1, gradient);
+    // Sums of some hundred products, or bfloat16's rounding in each step.
+    EXPECT_TRUE(
+        are_alike(with_threads(2, gradient), expected, dtype == at::kDouble ? 1e-13 : 4e-2));
+  }
+}
+
 TEST(RunExperts, RecordsNothingWithoutGradients) {
   torch::manual_seed(moved(33));
   auto experts = make_experts(at::kFloat);
