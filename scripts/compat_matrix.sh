@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Builds heed and runs its tests on systems with other versions of LibTorch and other compilers, and
-# makes a table of the results. Each system is a folder that debootstrap fills.
+# Builds heed and runs its tests on other systems, with other versions of LibTorch, compilers, versions of CMake and of
+# C++, and makes a table of the results. Each system is a folder that debootstrap fills.
 #
-# It needs debootstrap, and root for chroot. A folder takes up to 8 GB and is kept: after an
-# interruption, the next run continues where the last one stopped. pip's variables are passed on, and a
-# folder in PIP_FIND_LINKS is visible in each system.
+# It needs debootstrap, and root for chroot. A row takes up to 10 GB while it runs. Systems are kept, so that the next
+# run begins with what there is; what was built, and pip's LibTorch, is removed after a row that passed. pip's variables
+# are passed on, and a folder in PIP_FIND_LINKS is visible in each system.
 usage="usage: scripts/compat_matrix.sh [--row NAME]... [--roots FOLDER] [--mirror URL] [--everything]
-                                [--setup] [--doc]
+                                [--setup] [--keep] [--doc]
   --row         run only this row; may be given several times (all rows)
   --roots       folder with one folder for each system (build/roots)
-  --mirror      mirror of Debian's packages (debootstrap's own)
-  --everything  also build the examples and benchmarks, and test the examples
+  --mirror      mirror of the system's packages (debootstrap's own)
+  --everything  also build the examples and benchmarks of rows that run all tests, and test the examples
   --setup       only make the systems, without building heed
-  --doc         also write the table of each row's last result into docs/compatibility.md"
+  --keep        also keep the builds and LibTorch of rows that passed
+  --doc         also write the rows' results into the table of docs/compatibility.md, whose other rows stay"
 
 caller=$PWD
 set -euo pipefail
@@ -22,16 +23,25 @@ set -euo pipefail
 # shellcheck source=scripts/lib/system.sh
 . scripts/lib/system.sh
 
-# A row's name, Debian suite, LibTorch ("debian" or pip's version), compiler's package and program. pip's
-# =2.13.0 is exactly that, without "+cpu": the CUDA build.
+# LibTorch is the system's, or pip's of that version; =2.13.0 is exactly that, without "+cpu": the CUDA build. CMake is the
+# system's, or pip's. heed and the programs that use it are compiled as that C++. Tests are all, or those of the guide: the
+# code of all guides, and a program that uses heed as it was installed.
 rows=(
-  "debian13         trixie   debian g++      g++"
-  "debian13-clang   trixie   debian clang-22 clang++-22"
-  "debian-unstable  sid      debian g++      g++"
-  "debian12         bookworm 2.13.0 g++-12   g++-12"
-  "debian12-clang   bookworm 2.13.0 clang-14 clang++-14"
-  "debian12-cuda    bookworm =2.13.0 g++-12  g++-12"
-  "debian13-arm64   trixie   debian g++-aarch64-linux-gnu aarch64-linux-gnu-g++"
+  # name               suite     LibTorch compiler          CMake  C++ library tests
+  "debian13            trixie    system   g++-14            system 17  static  all"
+  "debian12            bookworm  2.13.0   g++-12            system 17  static  all"
+  "ubuntu2604          resolute  2.15.0   g++-15            system 17  static  all"
+  "debian-unstable     sid       system   g++-16            system 17  static  all"
+  "debian12-cuda       bookworm  =2.13.0  g++-12            system 17  static  all"
+  "debian12-clang14    bookworm  2.13.0   clang-14          3.22.6 17  static  guide"
+  "debian12-clang15    bookworm  2.7.1    clang-15          system 20  shared  guide"
+  "debian12-clang16    bookworm  2.8.0    clang-16          system 20  static  guide"
+  "debian13-clang17    trixie    2.10.0   clang-17          system 23  static  guide"
+  "debian13-clang18    trixie    2.11.0   clang-18          system 20  shared  guide"
+  "ubuntu2404          noble     2.12.1   g++-13            system 17  shared  guide"
+  "ubuntu2604-clang19  resolute  system   clang-19          system 23  shared  guide"
+  "ubuntu2604-clang20  resolute  2.14.1   clang-20          system 23  static  guide"
+  "debian13-arm64      trixie    system   aarch64-linux-gnu system 17  static  all"
 )
 # The processors that the row for ARM64 is emulated for. On the last run all tests, but those that take many
 # minutes each; on the others those of the kernels.
@@ -44,6 +54,7 @@ mirror=
 shared=${PIP_FIND_LINKS:-}
 everything=OFF
 setup_only=false
+keep=false
 update_doc=false
 
 choose_row() {
@@ -62,6 +73,7 @@ while [ $# -gt 0 ]; do
     --mirror) mirror=$2 && shift 2 ;;
     --everything) everything=ON && shift ;;
     --setup) setup_only=true && shift ;;
+    --keep) keep=true && shift ;;
     --doc) update_doc=true && shift ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
@@ -71,28 +83,38 @@ if [ ${#chosen[@]} -eq 0 ]; then chosen=("${rows[@]}"); fi
 # logged WHAT COMMAND...: its output goes into the row's log.
 logged() {
   echo "$name: $1"
-  echo "== $(date '+%F %T') $1" >>"$system.log"
-  "${@:2}" >>"$system.log" 2>&1
+  echo "== $(date '+%F %T') $1" >>"$log"
+  "${@:2}" >>"$log" 2>&1
 }
 
 # Whether the row is built by a cross compiler, and its tests are emulated.
 is_emulated() { [[ $compiler = aarch64-* ]]; }
 
-debian_packages() {
+# The row's compiler: its program, and the package that has it.
+compiler_program() {
+  case $compiler in
+    aarch64-*) echo "$compiler-g++" ;;
+    clang-*) echo "${compiler/clang/clang++}" ;;
+    *) echo "$compiler" ;;
+  esac
+}
+
+system_packages() {
   if is_emulated; then
-    echo ca-certificates cmake ninja-build ccache git "$compiler_package" g++ qemu-user llvm python3 \
+    echo ca-certificates cmake ninja-build ccache git "g++-$compiler" g++ qemu-user llvm python3 \
       python3-torch python3-sklearn python3-safetensors
     return
   fi
-  echo ca-certificates cmake ninja-build ccache git "$compiler_package" libgtest-dev libgmock-dev \
+  echo ca-certificates cmake ninja-build ccache git "$compiler" libgtest-dev libgmock-dev \
     libfmt-dev libbenchmark-dev libcli11-dev libcairo2-dev fonts-dejavu-core libutf8proc-dev \
     libpcre2-dev nlohmann-json3-dev python3
-  if [[ $compiler_package = clang-* ]]; then echo "libomp-${compiler_package#*-}-dev"; fi
-  if [ "$libtorch" = debian ]; then
-    echo libtorch-dev python3-torch python3-sklearn python3-safetensors
-  else
-    echo python3-venv
+  # clang takes the newest standard library that there is.
+  if [[ $compiler = clang-* ]]; then echo g++ "libomp-${compiler#*-}-dev"; fi
+  if [ "$libtorch" = system ]; then
+    echo libtorch-dev python3-torch
+    if [ "$tests" = all ]; then echo python3-sklearn python3-safetensors; fi
   fi
+  if [ "$libtorch" != system ] || [ "$cmake" != system ]; then echo python3-venv; fi
 }
 
 # LibTorch for ARM64 and what tests need, in /opt/arm64. Not configured, it lacks the links to a BLAS.
@@ -103,32 +125,46 @@ unpack_arm64() {
   (cd "$system/opt/arm64/usr/lib/aarch64-linux-gnu" && ln -sf openblas-pthread/*.so.* .)
 }
 
+# Of what pip installs, all but LibTorch and CMake is pinned by hash. Tests of the guide need LibTorch alone.
+# shellcheck disable=SC2016  # for the inner shell
+install_torch() {
+  mkdir -p "$system/opt/pip"
+  cp scripts/lib/locked.py scripts/lib/requirements.txt "$system/opt/pip/"
+  in_system bash -ec '
+    [ -d "$1" ] || python3 -m venv "$1"
+    cd /opt/pip
+    if [ "$3" = all ]; then
+      python3 locked.py requirements.txt torch numpy scikit-learn safetensors >locked.txt
+      "$1/bin/pip" install --quiet --no-deps --require-hashes --requirement locked.txt
+    fi
+    "$1/bin/pip" install --quiet --no-cache-dir "torch==$2"' pip "$venv" "$libtorch" "$tests"
+}
+
+# shellcheck disable=SC2016  # for the inner shell
+install_cmake() {
+  in_system bash -ec '
+    [ -d "$1" ] || python3 -m venv "$1"
+    "$1/bin/pip" install --quiet "cmake==$2"' pip "/opt/cmake-$cmake" "$cmake"
+}
+
 # Makes the row's system, or what is missing of it.
 make_system() {
   # A mirror may hold a state of the past, as snapshot.debian.org does.
   local apt=(apt-get --quiet --yes --no-install-recommends -o Acquire::Check-Valid-Until=false)
   local packages
   if [ ! -e "$system/.made" ]; then
-    logged "a system of Debian $suite" make_debian "$suite" "$mirror" || return
+    logged "a system of $suite" make_debian "$suite" "$mirror" || return
     touch "$system/.made"
   fi
-  read -r -a packages <<<"$(debian_packages | paste -sd ' ')"
+  read -r -a packages <<<"$(system_packages | paste -sd ' ')"
   logged "lists of packages" in_system "${apt[@]}" update || return
   logged "packages" in_system "${apt[@]}" install "${packages[@]}" || return
   if is_emulated && [ ! -e "$system/opt/arm64/.made" ]; then
     logged "LibTorch for ARM64" unpack_arm64 || return
     touch "$system/opt/arm64/.made"
   fi
-  if [ "$libtorch" = debian ]; then return; fi
-  mkdir -p "$system/opt/pip"
-  cp scripts/lib/locked.py scripts/lib/requirements.txt "$system/opt/pip/"
-  # shellcheck disable=SC2016  # for the inner shell
-  logged "torch $libtorch" in_system bash -ec '
-    [ -d /opt/venv ] || python3 -m venv /opt/venv
-    cd /opt/pip
-    python3 locked.py requirements.txt torch numpy scikit-learn safetensors >locked.txt
-    /opt/venv/bin/pip install --quiet --no-deps --require-hashes --requirement locked.txt
-    /opt/venv/bin/pip install --quiet "torch==$1"' pip "$libtorch"
+  if [ "$cmake" != system ]; then logged "CMake $cmake" install_cmake || return; fi
+  if [ "$libtorch" != system ]; then logged "torch $libtorch" install_torch || return; fi
 }
 
 # The files of this clone, with their times, so that a second build knows what it has built.
@@ -140,21 +176,32 @@ copy_sources() {
 
 # shellcheck disable=SC2016  # for the inner shell
 build_and_test() {
-  local python=python3 prefix=
-  if [ "$libtorch" != debian ]; then
-    python=/opt/venv/bin/python
+  local python=python3 prefix= cmake_folder=/usr/bin options=(-DHEED_BUILD_EXAMPLES=$everything) targets=all
+  local chosen_tests=()
+  if [ "$libtorch" != system ]; then
+    python=$venv/bin/python
     prefix=$(in_system "$python" -c 'import torch; print(torch.utils.cmake_prefix_path)')
   fi
-  in_system env CXX="$compiler" CMAKE_PREFIX_PATH="$prefix" OMP_WAIT_POLICY=PASSIVE \
+  if [ "$cmake" != system ]; then cmake_folder=/opt/cmake-$cmake/bin; fi
+  options+=("-DHEED_BUILD_BENCHMARKS=$everything" "-DCMAKE_CXX_STANDARD=$standard")
+  if [ "$library" = shared ]; then options+=(-DBUILD_SHARED_LIBS=ON); fi
+  if [ "$tests" = guide ]; then
+    options+=(-DHEED_BUILD_EXAMPLES=ON -DHEED_BUILD_BENCHMARKS=OFF -DHEED_BUILD_DISTRIBUTED=OFF)
+    targets="guide heed_libraries"
+    chosen_tests=(--tests-regex "^(examples[.]guide|package[.]$library)\$")
+  fi
+  in_system env CXX="$(compiler_program)" CMAKE_PREFIX_PATH="$prefix" OMP_WAIT_POLICY=PASSIVE \
     CCACHE_BASEDIR=/heed CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros \
     bash -ec '
       cd /heed
-      rm -f /build/CMakeCache.txt /build/tests.xml
-      cmake --preset release -B /build "-DHEED_PYTHON=$(command -v "$1")" \
-        "-DHEED_BUILD_EXAMPLES=$2" "-DHEED_BUILD_BENCHMARKS=$2"
-      cmake --build /build --parallel "$3"
-      ctest --test-dir /build --output-on-failure --output-junit tests.xml --parallel "$3"' \
-    build "$python" "$everything" "$(compile_jobs)"
+      PATH=$1:$PATH build=$2 python=$(command -v "$3") jobs=$4 targets=$5 count=$6
+      shift 6
+      rm -f "$build/CMakeCache.txt" "$build/tests.xml"
+      cmake --preset release -B "$build" "-DHEED_PYTHON=$python" "${@:1:count}"
+      cmake --build "$build" --parallel "$jobs" --target $targets
+      ctest --test-dir "$build" --output-on-failure --output-junit tests.xml --parallel "$jobs" "${@:count + 1}"' \
+    build "$cmake_folder" "$build" "$python" "$(compile_jobs)" "$targets" "${#options[@]}" "${options[@]}" \
+    "${chosen_tests[@]}"
 }
 
 # The package tests build for this machine, and starting several processes needs an emulator in the kernel.
@@ -164,11 +211,11 @@ cross_build_and_test() {
     CCACHE_BASEDIR=/heed CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros \
     bash -ec '
       cd /heed
-      rm -rf /build/CMakeCache.txt /build/tests.xml /build/cases
-      cmake --preset release -B /build --toolchain cmake/aarch64-linux-gnu.cmake \
+      rm -rf "$5"/{CMakeCache.txt,tests.xml,cases}
+      cmake --preset release -B "$5" --toolchain cmake/aarch64-linux-gnu.cmake \
         -DCMAKE_SYSROOT=/opt/arm64 -DHEED_PYTHON=/usr/bin/python3 -DHEED_BUILD_DISTRIBUTED=OFF \
         -DHEED_BUILD_EXAMPLES=OFF -DHEED_BUILD_BENCHMARKS=OFF
-      cmake --build /build --parallel "$1"
+      cmake --build "$5" --parallel "$1"
       tests="_test[.]|^parity|^fuzz|^InstructionSets|^structure"
       for processor in $2; do
         chosen=^attend_test
@@ -178,50 +225,55 @@ cross_build_and_test() {
           filter=-$4
         fi
         echo "Tests on $processor"
-        QEMU_CPU=$processor GTEST_FILTER=$filter ctest --test-dir /build --output-on-failure \
+        QEMU_CPU=$processor GTEST_FILTER=$filter ctest --test-dir "$5" --output-on-failure \
           --output-junit tests.xml --parallel "$1" --tests-regex "$chosen" --exclude-regex "^ops|^scripts|^docs"
-      done' build "$(compile_jobs)" "$processors" "$kernel_cases" "$slow_cases"
+      done' build "$(compile_jobs)" "$processors" "$kernel_cases" "$slow_cases" "$build"
 }
 
 # count_tests NAME: how many, of those whose name begins so, ran and passed.
 count_tests() {
-  grep -c "<testcase name=\"$1[^>]*status=\"run\"" "$system/build/tests.xml" || true
+  grep -c "<testcase name=\"$1[^>]*status=\"run\"" "$system$build/tests.xml" || true
 }
 
 # count_cases RESULT: how many cases of the programs had it, each of which is one test where emulated.
 count_cases() {
-  cat "$system"/build/cases/*.xml | grep -c "<testcase .*result=\"$1\"" || true
+  cat "$system$build"/cases/*.xml | grep -c "<testcase .*result=\"$1\"" || true
 }
 
 # attribute NAME: of the run of all tests.
 attribute() {
-  sed -n "/<testsuite /,/>/s/.*\b$1=\"\([0-9]*\)\".*/\1/p" "$system/build/tests.xml" | head -n 1
+  sed -n "/<testsuite /,/>/s/.*\b$1=\"\([0-9]*\)\".*/\1/p" "$system$build/tests.xml" | head -n 1
 }
 
 # The row's line of the table, from what its build left.
 write_line() {
-  local torch_dir version tests consumers all_consumers
-  torch_dir=$(sed -n 's/^Torch_DIR:[A-Z]*=//p' "$system/build/CMakeCache.txt")
+  local torch_dir version results
+  torch_dir=$(sed -n 's/^Torch_DIR:[A-Z]*=//p' "$system$build/CMakeCache.txt")
   version=$(sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$system$torch_dir/TorchConfigVersion.cmake")
   if [ -e "$system$torch_dir/../../../lib/libtorch_cuda.so" ]; then version+=" for CUDA"; fi
-  tests="$(count_tests '') passed, $(attribute skipped) skipped"
-  if is_emulated; then tests="$(count_cases completed) passed, $(count_cases skipped) skipped"; fi
-  if [ "$(attribute failures)" != 0 ]; then tests="**$(attribute failures) failed**, $tests"; fi
-  consumers=$(count_tests 'package\.')
-  all_consumers=$(grep -c '<testcase name="package\.' "$system/build/tests.xml" || true)
+  results="all: $(count_tests '') passed, $(attribute skipped) skipped"
+  if is_emulated; then results="all: $(count_cases completed) passed, $(count_cases skipped) skipped"; fi
+  if [ "$tests" = guide ]; then results="guide: $(count_tests '') passed"; fi
+  if [ "$(attribute failures)" != 0 ]; then results="**$(attribute failures) failed**, $results"; fi
   # shellcheck disable=SC2016  # for the inner shell
-  echo "| $(in_system sh -c '. /etc/os-release; echo "$PRETTY_NAME"')$(is_emulated && echo ", ARM64 (emulated)")" \
+  echo "| $name | $(in_system sh -c '. /etc/os-release; echo "$PRETTY_NAME"')$(is_emulated && echo ", ARM64 (emulated)")" \
     "| $version" \
-    "| $(in_system "$compiler" --version | sed -E '1!d; s/ *\([^)]*\)//; s/^Debian //; s/^g[+]{2}-[0-9]+/g++/; s/ version//')" \
-    "| $tests | $consumers of $all_consumers" \
-    "| $(git describe --always --dirty) | $(date -u +%F) |" >"$system.line"
+    "| $(in_system "$(compiler_program)" --version | sed -E '1!d; s/ *\([^)]*\)//; s/^(Debian|Ubuntu) //; s/^g[+]{2}-[0-9]+/g++/; s/ version//; s/ +\(.*//')" \
+    "| $(sed -n 's/^CMAKE_CACHE_[A-Z]*_VERSION:[A-Z]*=//p' "$system$build/CMakeCache.txt" | paste -sd .)" \
+    "| $standard | $library | $results" \
+    "| $(git describe --always --dirty) | $(date -u +%F) |" >"$roots/$name.line"
+}
+
+# The line of a row that ran here, else that of the document.
+line_of() {
+  cat "$roots/$1.line" 2>/dev/null || grep "^| $1 |" docs/compatibility.md || true
 }
 
 table() {
   local row
-  echo "| system | LibTorch | compiler | tests | package tests | heed | date |"
-  echo "|---|---|---|---|---|---|---|"
-  for row in "${rows[@]}"; do cat "$roots/${row%% *}.line" 2>/dev/null || true; done
+  echo "| row | system | LibTorch | compiler | CMake | C++ | library | tests | heed | date |"
+  echo "|---|---|---|---|---|---|---|---|---|---|"
+  for row in "${rows[@]}"; do line_of "${row%% *}"; done
 }
 
 [ "$(id -u)" -eq 0 ] || fail "chroot needs root."
@@ -229,21 +281,27 @@ command -v debootstrap >/dev/null || fail "debootstrap is missing (Debian: deboo
 mkdir -p "$roots"
 failed=()
 for row in "${chosen[@]}"; do
-  read -r name suite libtorch compiler_package compiler <<<"$row"
-  system=$roots/$name
-  : >"$system.log"
+  read -r name suite libtorch compiler cmake standard library tests <<<"$row"
+  system=$roots/$suite log=$roots/$name.log
+  # As seen from the system.
+  build=/build/$name venv=/opt/torch-${libtorch#=}
+  : >"$log"
   if ! make_system; then
     failed+=("$name")
     continue
   fi
   if $setup_only; then continue; fi
   copy_sources
-  if is_emulated; then
-    logged "build and tests" cross_build_and_test || failed+=("$name")
-  else
-    logged "build and tests" build_and_test || failed+=("$name")
+  command=build_and_test
+  if is_emulated; then command=cross_build_and_test; fi
+  passed=true
+  logged "build and tests" "$command" || passed=false
+  if [ -e "$system$build/tests.xml" ]; then write_line; fi
+  if ! $passed; then
+    failed+=("$name")
+  elif ! $keep; then
+    rm -rf "${system:?}$build" "${system:?}$venv"
   fi
-  if [ -e "$system/build/tests.xml" ]; then write_line; fi
 done
 
 if ! $setup_only; then table; fi

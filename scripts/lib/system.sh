@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2154
-# Scripts that work in a separate Debian source this after environment.sh. That Debian is a folder that
+# Scripts that work in a separate Debian or Ubuntu source this after environment.sh. That system is a folder that
 # debootstrap fills.
 #
 #   system   that folder
-#   shared   a folder of this machine that is also visible in that Debian, or empty
+#   shared   a folder of this machine that is also visible in that system, or empty
 
-# make_debian SUITE [MIRROR]: MIRROR is debootstrap's own by default.
+# make_debian SUITE [MIRROR]: a suite of Debian or Ubuntu; MIRROR is debootstrap's own by default. Ubuntu's suites are
+# newer than debootstrap knows: its script for older ones makes them. Where Ubuntu's keys are missing, debootstrap cannot
+# check the signatures of its packages, and says so.
 make_debian() {
+  local suite=$1 mirror=${2:-} script=/usr/share/debootstrap/scripts/$1 components=main
+  case $suite in
+    noble | resolute)
+      script=/usr/share/debootstrap/scripts/gutsy components=main,universe
+      # shellcheck source=/dev/null
+      mirror=${mirror:-$(
+        ARCH=$(dpkg --print-architecture) SUITE=$suite
+        default_mirror() { echo "$1"; }
+        mirror_style() { exit; }  # it follows the mirror
+        . "$script"
+      )}
+      ;;
+  esac
   rm -rf "${system:?}"
-  debootstrap --variant=minbase "$1" "$system" ${2:+"$2"}
+  debootstrap --variant=minbase --components="$components" "$suite" "$system" "$mirror" "$script"
 }
 
 # unpack_debian FOLDER ARCHITECTURE SUITE PACKAGES [MIRROR]: packages for another architecture, separated by

@@ -37,6 +37,9 @@ set(same_toolchain
   "-DCMAKE_CXX_FLAGS=${FLAGS}"
   "-DCMAKE_UNITY_BUILD=${UNITY}"
   "-DCMAKE_UNITY_BUILD_BATCH_SIZE=${UNITY_BATCH}")
+if(STANDARD)
+  list(APPEND same_toolchain "-DCMAKE_CXX_STANDARD=${STANDARD}")
+endif()
 
 # find_in(<prefix>...): where CMake looks for packages from here on.
 function(find_in)
