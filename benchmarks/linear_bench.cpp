@@ -157,13 +157,18 @@ void add_packed_weights(Rows& rows) {
                          int8 = {"int8", PackFormat::int8, 1},
                          int4 = {"int4", PackFormat::int4, 0.625};  // scales and offsets too
   const PackedWeightCase rounded = {"int8_activations",
-                                    PackOptions(PackFormat::int8).quantize_activations(true), 1};
+                                    PackOptions(PackFormat::int8).quantize_activations(true), 1},
+                         rounded4 = {"int4_activations",
+                                     PackOptions(PackFormat::int4).quantize_activations(true),
+                                     0.625};
   const auto add = [&](int64_t in, int64_t out) {
     for (const int64_t count : {1, 4, 8, 16, 64, 256, 1024}) {
       add_packed(rows, {count, in, out, at::kFloat}, {"as_is", PackFormat::as_is, 4});
       for (const auto& c : {as_is, int8, int4})
         add_packed(rows, {count, in, out, at::kBFloat16}, c);
-      if (count > 8) add_packed(rows, {count, in, out, at::kBFloat16}, rounded);
+      for (const auto& c : {rounded, rounded4}) {
+        if (count > 8) add_packed(rows, {count, in, out, at::kBFloat16}, c);
+      }
     }
   };
   add(576, 1536);

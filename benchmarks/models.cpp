@@ -4,9 +4,9 @@
 //     heed_models FOLDER THREADS FORMAT
 //
 // FOLDER has the model in Hugging Face's format. FORMAT is that of the packed weights: as_is,
-// float32, bfloat16, int8, int4, or int8_activations, with activations that are rounded too;
-// "unpacked" leaves the weights as they are. Each line on standard input is answered with a number,
-// and with one token chosen by argmax after each forward pass:
+// float32, bfloat16, int8, int4, or int8_activations and int4_activations, with activations that
+// are rounded too; "unpacked" leaves the weights as they are. Each line on standard input is
+// answered with a number, and with one token chosen by argmax after each forward pass:
 //
 //     prompt 1024   tokens a second of a prompt of 1024
 //     decode 1024   tokens a second of one sequence, one at a time behind a prompt of 1024
@@ -20,6 +20,7 @@
 #include <heed/memory.h>
 #include <heed/pack_weights.h>
 #include <heed/pretrained.h>
+#include <heed/sampling.h>
 
 #include <chrono>
 #include <iostream>
@@ -48,6 +49,7 @@ heed::Decoder load(const std::string& folder, const std::string& format) {
       {"int8", heed::PackFormat::int8},
       {"int4", heed::PackFormat::int4},
       {"int8_activations", heed::PackOptions(heed::PackFormat::int8).quantize_activations(true)},
+      {"int4_activations", heed::PackOptions(heed::PackFormat::int4).quantize_activations(true)},
   };
   heed::PretrainedOptions options;
   if (format != "unpacked") options.weights(formats.at(format));
@@ -55,7 +57,10 @@ heed::Decoder load(const std::string& folder, const std::string& format) {
 }
 
 /// Returns the tokens [1, N] that follow by scores [1, N, V].
-at::Tensor next_tokens(const at::Tensor& scores) { return scores.argmax(-1); }
+at::Tensor next_tokens(const at::Tensor& scores) {
+  static const auto greedy = heed::SamplingOptions().temperature(0.0);
+  return heed::sample(scores[0], greedy).unsqueeze(0);
+}
 
 class Work {
  public:

@@ -20,8 +20,8 @@ struct WeightsArgument {
 
   /// Empty if the weights are not packed.
   std::optional<PackOptions> chosen() const {
-    if (quantize_activations && name != "int8") {
-      throw std::invalid_argument("--quantize-activations needs --weights int8");
+    if (quantize_activations && name != "int8" && name != "int4") {
+      throw std::invalid_argument("--quantize-activations needs --weights int8 or int4");
     }
     static const std::map<std::string, PackFormat> formats = {{"packed", PackFormat::as_is},
                                                               {"bfloat16", PackFormat::bfloat16},
@@ -42,7 +42,8 @@ inline void add_weights_option(CommandLine& app, WeightsArgument& weights) {
 inline void add_packing_options(CommandLine& app, WeightsArgument& weights) {
   add_weights_option(app, weights);
   app.add_flag("--quantize-activations", weights.quantize_activations,
-               "with --weights int8: round the inputs of products to 8 bits too, for long prompts");
+               "with --weights int8 or int4: round the inputs of products to 8 bits too, for long "
+               "prompts and many sequences");
 }
 
 }  // namespace heed::examples

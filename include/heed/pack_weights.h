@@ -36,10 +36,10 @@ struct HEED_API PackOptions {
   /// int4: whether a group's numbers reach from its least weight to its greatest. Otherwise they
   /// reach from -8 to 7 times its scale.
   TORCH_ARG(bool, zero_point) = false;
-  /// int8: whether inputs of more than 8 rows, such as prompts, are rounded to bytes too, each row
-  /// to multiples of its largest number / 127. Products of bytes take half the time of products of
-  /// bfloat16. Only where the processor has them: x86 with AVX-512, VNNI and bfloat16 but no AMX,
-  /// which multiplies bfloat16 faster still.
+  /// int8 and int4: whether inputs of more than 8 rows, such as prompts or many sequences, are
+  /// rounded to bytes too, each row to multiples of its largest number / 127. Products of bytes
+  /// take half the time of products of bfloat16. Only where the processor has them: x86 with
+  /// AVX-512, VNNI and bfloat16 but no AMX, which multiplies bfloat16 faster still.
   TORCH_ARG(bool, quantize_activations) = false;
 };
 

@@ -72,8 +72,8 @@ void check_options(const PackOptions& options) {
              kPackWeights);
   const bool has_int8 =
       options.format() == PackFormat::int8 || options.embedding_format() == PackFormat::int8;
-  HEED_CHECK(has_int8 || !options.quantize_activations(),
-             "{}: quantize_activations needs the format int8", kPackWeights);
+  HEED_CHECK(has_int8 || has_int4 || !options.quantize_activations(),
+             "{}: quantize_activations needs the format int8 or int4", kPackWeights);
 }
 
 void check_weight(const PackedPlace& place) {
@@ -177,7 +177,7 @@ class Places {
       layout.zero_point = options_.zero_point();
     }
     layout.quantize_activations =
-        options_.quantize_activations() && layout.format == PackedFormat::int8;
+        options_.quantize_activations() && detail::can_quantize_activations(layout.format);
     places_.push_back({named(name) + ".weight", &layer, &weight, layout});
   }
 

@@ -20,6 +20,7 @@
 
 #include "core/checks.h"
 #include "core/to_device.h"
+#include "cpu/layers/largest_places.h"
 #include "models/penalties.h"
 
 namespace heed {
@@ -174,7 +175,8 @@ at::Tensor sample(const at::Tensor& scores, at::ArrayRef<SamplingOptions> option
   const at::NoGradGuard no_grad;
   const bool changes = std::any_of(options.begin(), options.end(), detail::has_penalties);
   const auto penalized = changes ? detail::penalize(scores, options, histories) : scores;
-  const auto [largest, likeliest] = penalized.max(1, /*keepdim=*/true);
+  const auto likeliest = detail::largest_places(penalized, 1);
+  const auto largest = penalized.gather(1, likeliest);
   check_largest(largest.squeeze(1), scores, changes ? "maximum with penalties" : "maximum");
   const auto is_greedy = [](const SamplingOptions& row) { return row.temperature() == 0.0; };
   if (std::all_of(options.begin(), options.end(), is_greedy)) return likeliest.squeeze(1);

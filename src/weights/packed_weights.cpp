@@ -57,7 +57,7 @@ std::optional<Description> parsed(const std::string& text) {
   if (!quantizes.is_boolean()) return std::nullopt;
   PackedLayout layout{*format, *group};
   layout.quantize_activations = quantizes.get<bool>();
-  if (layout.quantize_activations && *format != PackedFormat::int8) return std::nullopt;
+  if (layout.quantize_activations && !can_quantize_activations(*format)) return std::nullopt;
   const bool has_dtype = *dtype == at::kFloat || *dtype == at::kBFloat16 || *dtype == at::kHalf;
   const bool has_group = is_group(*format, *group) && (*group == 0 || *depth % *group == 0);
   if (!has_dtype || !has_group || *outputs == 0 || *depth == 0) return std::nullopt;

@@ -390,11 +390,14 @@ TEST_F(Perplexity, StaysWithAnInt8Cache) {
 
 TEST_F(Perplexity, StaysWithPackedWeights) {
   const auto exact = loss({}, {});
-  const auto quantizing = PackOptions(PackFormat::int8).quantize_activations(true);
-  for (const auto& [options, most] :
-       {std::pair(PackOptions(PackFormat::bfloat16), 1e-3),
-        std::pair(PackOptions(PackFormat::int8), 1e-3), std::pair(quantizing, 1e-3),
-        std::pair(PackOptions(PackFormat::int4), 2e-2)}) {
+  const auto quantizing = [](PackFormat format) {
+    return PackOptions(format).quantize_activations(true);
+  };
+  for (const auto& [options, most] : {std::pair(PackOptions(PackFormat::bfloat16), 1e-3),
+                                      std::pair(PackOptions(PackFormat::int8), 1e-3),
+                                      std::pair(quantizing(PackFormat::int8), 1e-3),
+                                      std::pair(PackOptions(PackFormat::int4), 2e-2),
+                                      std::pair(quantizing(PackFormat::int4), 2e-2)}) {
     const auto packed = loss(options, {});
     const auto change = increase(packed, exact);
     std::cout << "perplexity " << std::exp(exact) << ", format "

@@ -37,7 +37,9 @@ Packed draw_packed() {
   PackOptions options(format);
   options.group_size(int64_t{32} << draw_below(3));
   if (format == PackFormat::int4) options.zero_point(one_in(2));
-  if (format == PackFormat::int8) options.quantize_activations(one_in(2));
+  if (format == PackFormat::int8 || format == PackFormat::int4) {
+    options.quantize_activations(one_in(2));
+  }
   const auto group = format == PackFormat::int4 ? options.group_size() : 1;
   return {options, kDtypes[draw_below(3)],
           group * (1 + draw_below(format == PackFormat::int4 ? 3 : 200)),

@@ -14,7 +14,7 @@ import sys
 
 def listed(workflow, name):
     """The words of a list of the matrix: `row: [debian12, debian13]`."""
-    return re.findall(r"[\w.-]+", re.search(rf"^ +{name}: \[(.*)\]$", workflow, flags=re.MULTILINE)[1])
+    return re.findall(r"[\w.-]+", re.search(rf"^ +{name}: \[([^]]*)\]$", workflow, flags=re.MULTILINE)[1])
 
 
 def faults(root):

@@ -23,9 +23,9 @@
 //   a [rows, K] = the input, as floats, as pairs of bfloat16 or, rounded, as quads of bytes
 //   for each 16 outputs of all layers, in parallel; neighbors of one panel together:
 //     for 480 rows at a time:
-//       for 256 operands of the depth at a time:
+//       for about 256 operands of the depth at a time:
 //         b [256, columns] = the weight's: in memory as it is, or unpacked into the L2 cache
-//         sums [rows, columns] += a b                                # cpu/isa/matrix.cpp
+//         sums [rows, columns] += a b, and prefetch what is read next     # cpu/isa/matrix.cpp
 //       output = sums * scales + bias                                # cpu/isa/packed.cpp
 //
 // With up to 8 rows, sums += a b reads the weight as it is packed, 512 numbers of the depth for 4
@@ -38,10 +38,17 @@ namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kOperandRun = 256;  // operands
+constexpr int64_t kOperandRun = 256, kLongestRun = 384;  // operands
 constexpr int64_t kRowsAtOnce = 480;
 constexpr int64_t kRegisterRows = 16;  // of AMX's; a block of rows ends with whole registers
 static_assert(kRowsAtOnce % kMicroRows == 0 && kRowsAtOnce % kRegisterRows == 0);
+
+/// Operands of each block of the depth, a multiple of `group` of them. Blocks are of one size: a
+/// short one takes longer to read and write sums than to multiply.
+int64_t operand_run(int64_t depth, int64_t group) {
+  const auto blocks = std::max<int64_t>(1, (depth + kOperandRun / 2) / kOperandRun);
+  return round_up(ceil_div(depth, blocks), std::max<int64_t>(2, group));
+}
 
 /// Whether products of `format` with bfloat16 multiply pairs.
 bool has_pairs(PackedFormat format) {
@@ -49,8 +56,8 @@ bool has_pairs(PackedFormat format) {
          instruction_set().packed.to_pairs[static_cast<int>(format)] != nullptr;
 }
 
-/// The rows of an input, as one kind of operand.
-template <typename Operand>
+/// The rows of an input, as one kind of operand, whose products are summed as Sums.
+template <typename Operand, typename Sum = float>
 struct InputRows {
   at::Tensor memory;
   const Operand* data = nullptr;
@@ -58,10 +65,11 @@ struct InputRows {
   int64_t depth = 0;  // in operands, and the distance of rows
 };
 
-/// Rows that are rounded to bytes.
-template <>
-struct InputRows<ByteQuad> {
-  at::Tensor memory, scales, corrections;
+/// Rows that are rounded to bytes. Sums of products with int8 are int32_t and need corrections;
+/// those with int4 are floats and need the sums of groups.
+template <typename Sum>
+struct InputRows<ByteQuad, Sum> {
+  at::Tensor memory, scales, corrections, group_sums;
   const ByteQuad* data = nullptr;
   int64_t count = 0;
   int64_t depth = 0;
@@ -126,23 +134,28 @@ InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
   return {memory, to, padded, pairs};
 }
 
-InputRows<ByteQuad> as_quads(const at::Tensor& input, int64_t rows) {
+/// `group` is that of int4, or 0.
+template <typename Sum>
+InputRows<ByteQuad, Sum> as_quads(const at::Tensor& input, int64_t rows, int64_t group) {
   constexpr int64_t kRowsOfTask = 16;
   const auto depth = input.size(-1), quads = ceil_div(depth, kDepthOf<ByteQuad>);
+  const auto groups = group > 0 ? depth / group : 0;
   const auto from = dense(input);
-  InputRows<ByteQuad> to = {empty_on_cpu({rows, quads}, at::kInt),
-                            empty_on_cpu({rows}, at::kFloat),
-                            empty_on_cpu({rows}, at::kInt),
-                            nullptr,
-                            rows,
-                            quads};
-  auto* numbers = to.memory.mutable_data_ptr<int32_t>();
-  auto* scales = to.scales.mutable_data_ptr<float>();
-  auto* corrections = to.corrections.mutable_data_ptr<int32_t>();
+  InputRows<ByteQuad, Sum> to;
+  to.memory = empty_on_cpu({rows, quads}, at::kInt);
+  to.scales = empty_on_cpu({rows}, at::kFloat);
+  to.corrections = empty_on_cpu({rows}, at::kInt);
+  to.group_sums = empty_on_cpu({rows, groups}, at::kFloat);
+  to.count = rows;
+  to.depth = quads;
+  auto* numbers = to.memory.template mutable_data_ptr<int32_t>();
+  auto* scales = to.scales.template mutable_data_ptr<float>();
+  auto* corrections = to.corrections.template mutable_data_ptr<int32_t>();
+  auto* sums = to.group_sums.template mutable_data_ptr<float>();
   at::parallel_for(0, rows, kRowsOfTask, [&](int64_t first, int64_t last) {
-    instruction_set().packed.quantize(
-        rows_at(from, first * depth, last - first, depth),
-        {numbers + first * quads, quads, scales + first, corrections + first});
+    instruction_set().packed.quantize(rows_at(from, first * depth, last - first, depth),
+                                      {numbers + first * quads, quads, scales + first,
+                                       corrections + first, group, sums + first * groups});
   });
   to.data = numbers;
   return to;
@@ -162,18 +175,34 @@ inline const BFloat16Pair* operands(const PackedRows& from, PackedFormat format,
   return room;
 }
 
-inline const ByteQuad* operands(const PackedRows& from, PackedFormat /*format*/, ByteQuad* room) {
-  instruction_set().packed.to_quads(from, room);
+inline const ByteQuad* operands(const PackedRows& from, PackedFormat format, ByteQuad* room) {
+  instruction_set().packed.to_quads[static_cast<int>(format)](from, room);
   return room;
 }
 
-void multiply_operands(const Product<int32_t, ByteQuad>& product) {
+/// Where a product's rows, and its block of the depth, begin.
+struct InputBlock {
+  int64_t row, first;
+};
+
+void multiply(const InputRows<ByteQuad, int32_t>& /*input*/, const InputBlock& /*block*/,
+              const PackedRows& /*weight*/, const Product<int32_t, ByteQuad>& product) {
   instruction_set().matrix.of_quads.multiply(product);
 }
-void multiply_operands(const Product<float>& product) {
+void multiply(const InputRows<ByteQuad, float>& input, const InputBlock& block,
+              const PackedRows& weight, const Product<float, ByteQuad>& product) {
+  const auto groups = input.group_sums.size(1);
+  const auto* sums =
+      input.group_sums.const_data_ptr<float>() + block.row * groups + block.first / weight.group;
+  instruction_set().packed.multiply_groups(
+      {product, weight.scales, weight.offsets, weight.group, sums, groups});
+}
+void multiply(const InputRows<float>& /*input*/, const InputBlock& /*block*/,
+              const PackedRows& /*weight*/, const Product<float>& product) {
   instruction_set().matrix.of_float.multiply(product);
 }
-void multiply_operands(const Product<float, BFloat16Pair>& product) {
+void multiply(const InputRows<BFloat16Pair>& /*input*/, const InputBlock& /*block*/,
+              const PackedRows& /*weight*/, const Product<float, BFloat16Pair>& product) {
   instruction_set().matrix.of_pairs.multiply(product);
 }
 
@@ -204,6 +233,24 @@ PackedRows packed_rows(const PackedWeight& weight, const PanelColumns& columns, 
           columns.count};
 }
 
+/// Bytes in memory.
+struct ByteRange {
+  const char* begin;
+  int64_t bytes;
+};
+
+/// The numbers that follow number `first` of the depth of a panel, or the next panel's: those of a
+/// block, which is read next.
+ByteRange numbers_after(const PackedWeight& weight, int64_t panel, int64_t first) {
+  const auto per_row = ceil_div(weight.depth, weight.values.size(1));
+  const auto row = panel * weight.values.size(1) + ceil_div(first, per_row);
+  const auto left = weight.values.size(0) * weight.values.size(1) - row;
+  const auto bytes = row_bytes(weight.values);
+  constexpr int64_t kBytes = kOperandRun * kPackedPanel * 4;  // an operand has 4 bytes or fewer
+  return {static_cast<const char*>(weight.values.const_data_ptr()) + row * bytes,
+          std::min(left * bytes, kBytes)};
+}
+
 /// A layer, and where its outputs go.
 struct LayerOutputs {
   const PackedWeight& weight;
@@ -223,7 +270,7 @@ PackedOutputs outputs_at(const LayerOutputs& layer, const PanelColumns& columns,
   const auto* biases =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) + first * bias.element_size()
                      : nullptr;
-  return {nullptr, kPackedPanel, scales, biases, to};
+  return {nullptr, kPackedPanel, nullptr, scales, biases, to};
 }
 
 template <typename Operand>
@@ -233,7 +280,14 @@ void write(PackedOutputs outputs, const InputRows<Operand>& /*input*/, int64_t /
   instruction_set().packed.finish(outputs);
 }
 
-void write(const PackedOutputs& outputs, const InputRows<ByteQuad>& input, int64_t row,
+void write(PackedOutputs outputs, const InputRows<ByteQuad, float>& input, int64_t row,
+           const float* sums) {
+  outputs.sums = sums;
+  outputs.row_scales = input.scales.const_data_ptr<float>() + row;
+  instruction_set().packed.finish(outputs);
+}
+
+void write(const PackedOutputs& outputs, const InputRows<ByteQuad, int32_t>& input, int64_t row,
            const int32_t* sums) {
   instruction_set().packed.finish_quads(
       {sums, outputs.sums_row, input.corrections.const_data_ptr<int32_t>() + row,
@@ -262,21 +316,17 @@ void compute_few(const FewInputRows& input, const LayerOutputs& layer,
   instruction_set().packed.finish(outputs);
 }
 
-/// The type of a product's sums.
-template <typename Operand>
-using SumOf = std::conditional_t<std::is_same_v<Operand, ByteQuad>, int32_t, float>;
-
 /// A thread's memory.
-template <typename Operand>
+template <typename Operand, typename Sum>
 struct Workspace {
-  std::unique_ptr<SumOf<Operand>[]> sums;  // [kRowsAtOnce, kPackedPanel]
-  std::unique_ptr<Operand[]> panel;        // [kOperandRun, kPackedPanel]
+  std::unique_ptr<Sum[]> sums;       // [kRowsAtOnce, kPackedPanel]
+  std::unique_ptr<Operand[]> panel;  // [kLongestRun, kPackedPanel]
 };
 
-template <typename Operand>
+template <typename Operand, typename Sum>
 class PackedLayer {
  public:
-  PackedLayer(const InputRows<Operand>& input, const LayerOutputs& layer)
+  PackedLayer(const InputRows<Operand, Sum>& input, const LayerOutputs& layer)
       : input_(input), layer_(layer) {}
 
   void compute(const PanelColumns& columns, int64_t rows) const {
@@ -290,33 +340,47 @@ class PackedLayer {
 
  private:
   /// This thread's memory, with room for `rows` sums.
-  static Workspace<Operand>& workspace(int64_t rows) {
-    thread_local Workspace<Operand> room;
+  static Workspace<Operand, Sum>& workspace(int64_t rows) {
+    thread_local Workspace<Operand, Sum> room;
     thread_local int64_t room_rows = 0;
-    if (!room.panel) room.panel.reset(new Operand[kOperandRun * kPackedPanel]);
+    if (!room.panel) room.panel.reset(new Operand[kLongestRun * kPackedPanel]);
     if (room_rows < rows) {
-      room.sums.reset(new SumOf<Operand>[static_cast<size_t>(rows * kPackedPanel)]);
+      room.sums.reset(new Sum[static_cast<size_t>(rows * kPackedPanel)]);
       room_rows = rows;
     }
     return room;
   }
 
   void add_products(const PanelColumns& columns, int64_t row, int64_t rows,
-                    Workspace<Operand>& room) const {
+                    Workspace<Operand, Sum>& room) const {
     const auto& weight = layer_.weight;
-    for (int64_t k = 0; k < input_.depth; k += kOperandRun) {
-      const auto depth = std::min(kOperandRun, input_.depth - k);
+    const auto run = operand_run(input_.depth, weight.group / kDepthOf<Operand>);
+    for (int64_t k = 0; k < input_.depth; k += run) {
+      const auto depth = std::min(run, input_.depth - k);
       const auto first = k * kDepthOf<Operand>;
       const auto numbers = std::min(depth * kDepthOf<Operand>, weight.depth - first);
-      const auto* b =
-          operands(packed_rows(weight, columns, first, numbers), weight.format, room.panel.get());
-      multiply_operands(Product<SumOf<Operand>, Operand>{
-          rows, columns.count, depth, input_.data + row * input_.depth + k, input_.depth,
-          /*a_column=*/1, b, kPackedPanel, room.sums.get(), kPackedPanel, /*accumulate=*/k > 0});
+      const auto of_weight = packed_rows(weight, columns, first, numbers);
+      const auto* b = operands(of_weight, weight.format, room.panel.get());
+      Product<Sum, Operand> product{rows,
+                                    columns.count,
+                                    depth,
+                                    input_.data + row * input_.depth + k,
+                                    input_.depth,
+                                    /*a_column=*/1,
+                                    b,
+                                    kPackedPanel,
+                                    room.sums.get(),
+                                    kPackedPanel,
+                                    /*accumulate=*/k > 0};
+      const auto next = numbers_after(weight, columns.panel, first + numbers);
+      RowsAhead ahead{&next.begin, &next.begin + 1, next.bytes, 0};
+      if (next.bytes == 0) ahead.row = ahead.end;
+      product.ahead = &ahead;
+      multiply(input_, {row, first}, of_weight, product);
     }
   }
 
-  const InputRows<Operand>& input_;
+  const InputRows<Operand, Sum>& input_;
   const LayerOutputs layer_;
 };
 
@@ -408,7 +472,11 @@ std::vector<at::Tensor> linear_packed(const at::Tensor& input,
       compute_few(few, {*weights[i], layers[i].bias, outputs[i]}, columns);
     });
   } else if (in_quads(first)) {
-    compute_rows(as_quads(input, rows));
+    if (first.format == PackedFormat::int4) {
+      compute_rows(as_quads<float>(input, rows, first.group));
+    } else {
+      compute_rows(as_quads<int32_t>(input, rows, 0));
+    }
   } else if (in_pairs(input, first)) {
     compute_rows(as_pairs(input, rows));
   } else {

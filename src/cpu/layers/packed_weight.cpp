@@ -44,14 +44,15 @@ struct PackedProperties {
   at::ScalarType rows;      // the dtype in which rows are read
   at::ScalarType elements;  // that of PackedWeight::values
   int64_t per_row;          // numbers of the depth in a row of values
+  bool are_bytes;           // whether products of bytes can multiply them
 };
 
 constexpr std::array<PackedProperties, kPackedFormats> kProperties = {{
-    {"float32", at::kFloat, at::kFloat, 1},
-    {"bfloat16", at::kBFloat16, at::kInt, 2},
-    {"float16", at::kHalf, at::kHalf, 1},
-    {"int8", at::kFloat, at::kChar, 1},
-    {"int4", at::kFloat, at::kByte, 2},
+    {"float32", at::kFloat, at::kFloat, 1, false},
+    {"bfloat16", at::kBFloat16, at::kInt, 2, false},
+    {"float16", at::kHalf, at::kHalf, 1, false},
+    {"int8", at::kFloat, at::kChar, 1, true},
+    {"int4", at::kFloat, at::kByte, 2, true},
 }};
 
 const PackedProperties& properties_of(PackedFormat format) {
@@ -271,6 +272,8 @@ std::optional<PackedFormat> packed_format(std::string_view name) {
   }
   return std::nullopt;
 }
+
+bool can_quantize_activations(PackedFormat format) { return properties_of(format).are_bytes; }
 
 bool is_group(PackedFormat format, int64_t group) {
   if (format != PackedFormat::int4) return group == 0;

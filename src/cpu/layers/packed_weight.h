@@ -23,7 +23,7 @@ struct PackedWeight {
   at::Tensor values;   // [panels, rows, 64] of float, bfloat16 pairs as int32, half, int8, bytes
   at::Tensor scales;   // int8: float [panels, 1, 64]; int4: bfloat16 [panels, K / group, 64]
   at::Tensor offsets;  // int4: bfloat16 as the scales; else undefined
-  bool quantize_activations = false;  // int8: whether many input rows may be rounded to bytes
+  bool quantize_activations = false;  // whether many input rows may be rounded to bytes
 
   int64_t bytes() const;
   /// values, scales and offsets.
@@ -36,12 +36,15 @@ struct PackedLayout {
   PackedFormat format;
   int64_t group = 0;                  // int4 alone: 32, 64 or 128, which divides the depth
   bool zero_point = false;            // int4 alone: whether a group has an offset of its own
-  bool quantize_activations = false;  // int8 alone
+  bool quantize_activations = false;  // int8 and int4 alone
 };
 
 /// Names of the formats, as files have them.
 std::string_view name_of(PackedFormat format);
 std::optional<PackedFormat> packed_format(std::string_view name);
+
+/// Whether inputs may be rounded to bytes for products with this format.
+bool can_quantize_activations(PackedFormat format);
 
 /// Whether numbers of this format may share a scale by `group`: 0 unless the format is int4.
 bool is_group(PackedFormat format, int64_t group);

@@ -162,7 +162,8 @@ TEST_P(Kernels, TakeNoOtherSwiGluLayers) {
 TEST(LargestPlaces, AreThoseOfTopk) {
   torch::manual_seed(moved(63));
   for (const auto dtype : {at::kFloat, at::kDouble}) {
-    for (const auto& [n, k] : {std::pair<int64_t, int64_t>(1, 1), {7, 7}, {64, 8}, {33, 1}}) {
+    for (const auto& [n, k] :
+         {std::pair<int64_t, int64_t>(1, 1), {7, 7}, {64, 8}, {33, 1}, {700, 1}}) {
       const auto rows = at::rand({300, n}, dtype);
       EXPECT_TRUE(are_equal({detail::largest_places(rows, k)}, {std::get<1>(rows.topk(k, -1))}));
       EXPECT_TRUE(are_equal({detail::largest_places(rows.t().contiguous().t(), k)},
@@ -170,6 +171,7 @@ TEST(LargestPlaces, AreThoseOfTopk) {
     }
   }
   EXPECT_EQ(detail::largest_places(at::zeros({0, 5}), 2).sizes(), at::IntArrayRef({0, 2}));
+  EXPECT_EQ(detail::largest_places(at::zeros({0, 500}), 1).sizes(), at::IntArrayRef({0, 1}));
 }
 
 TEST(LargestPlaces, TakeTheFirstOfEqualsAndNaN) {

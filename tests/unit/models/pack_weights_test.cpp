@@ -279,8 +279,8 @@ TEST(PackWeightsErrors, NameOptionsAndWeights) {
          nothing);
   expect("zero_point needs the format int4", PackOptions(PackFormat::int8).zero_point(true),
          nothing);
-  expect("quantize_activations needs the format int8",
-         PackOptions(PackFormat::int4).quantize_activations(true), nothing);
+  expect("quantize_activations needs the format int8 or int4",
+         PackOptions(PackFormat::bfloat16).quantize_activations(true), nothing);
   expect("inputs of fc_q.weight (48) must be divisible by group_size (32)", PackFormat::int4,
          nothing);
   const auto of_last = std::string("fc_out.weight must be finite in its format; its largest ");

@@ -127,6 +127,30 @@ TEST(Sample, TakesTheFirstOfTheMostLikelyAtTemperatureZero) {
   }
 }
 
+TEST(Sample, FindsTheMostLikelyOfManyTokens) {
+  torch::manual_seed(moved(77));
+  constexpr int64_t kTokens = 3001;
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    auto scores = at::rand({5, kTokens}).to(dtype);
+    const std::vector<int64_t> places = {0, 1, 1700, kTokens - 2, kTokens - 1};
+    for (size_t row = 0; row < places.size(); ++row) {
+      // An equal score follows, and one of another sign and size.
+      scores[static_cast<int64_t>(row)].slice(0, places[row]).fill_(2);
+      scores[static_cast<int64_t>(row)][(places[row] + kTokens / 2) % kTokens] = -3;
+    }
+    const auto greedy = SamplingOptions().temperature(0);
+    auto expected = places;
+    expected[0] = 0;
+    EXPECT_EQ(numbers(sample(scores, greedy)), expected) << dtype;
+    EXPECT_EQ(numbers(sample(scores.t().contiguous().t(), greedy)), expected) << dtype;
+    const auto zeros = at::cat({at::full({1, 400}, -0.0), at::zeros({1, 400})}, 1).to(dtype);
+    EXPECT_EQ(numbers(sample(zeros, greedy)), std::vector<int64_t>({0})) << dtype;
+    scores[2][40] = kNaN;
+    EXPECT_ERROR("sample: scores row 2 maximum (nan) must be finite; scores [5, 3001]",
+                 sample(scores, greedy));
+  }
+}
+
 TEST(Sample, KeepsEqualScoresTogether) {
   const auto rows = at::tensor({2.0, 1.0, 2.0, 2.0}).expand({1000, 4});
   for (const auto& options : {SamplingOptions().top_k(1), SamplingOptions().top_k(2),

@@ -92,16 +92,18 @@ TEST(PackedFiles, SayWhetherActivationsAreQuantized) {
   torch::manual_seed(moved(509));
   const at::NoGradGuard no_grad;
   const auto path = path_of("quantizing");
-  auto saved = make_attention(96), loaded = make_attention(96);
-  pack_weights(*saved, PackOptions(PackFormat::int8).quantize_activations(true));
-  save_weights(*saved, path);
-  load_weights(*loaded, path);
-  const auto x = uniform({B, L, 96}, at::kFloat);
-  EXPECT_TRUE(are_equal({loaded->forward(x)}, {saved->forward(x)}));
-  const auto bytes = bytes_of(path);
-  EXPECT_NE(bytes.find("quantize_activations"), std::string::npos);
-  save_weights(*loaded, path);
-  EXPECT_EQ(bytes_of(path), bytes);
+  for (const auto format : {PackFormat::int8, PackFormat::int4}) {
+    auto saved = make_attention(96), loaded = make_attention(96);
+    pack_weights(*saved, PackOptions(format).quantize_activations(true));
+    save_weights(*saved, path);
+    load_weights(*loaded, path);
+    const auto x = uniform({B, L, 96}, at::kFloat);
+    EXPECT_TRUE(are_equal({loaded->forward(x)}, {saved->forward(x)}));
+    const auto bytes = bytes_of(path);
+    EXPECT_NE(bytes.find("quantize_activations"), std::string::npos);
+    save_weights(*loaded, path);
+    EXPECT_EQ(bytes_of(path), bytes);
+  }
 }
 
 TEST(PackedFiles, AreReadFromStreamsWithPrefixesAndInOtherDtypes) {

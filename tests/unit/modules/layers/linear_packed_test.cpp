@@ -160,8 +160,7 @@ TEST(LinearPacked, TakesManyRowsAndOtherLayouts) {
   }
 }
 
-PackedLayout quantizing() {
-  PackedLayout layout{PackedFormat::int8};
+PackedLayout quantizing(PackedLayout layout = {PackedFormat::int8}) {
   layout.quantize_activations = true;
   return layout;
 }
@@ -174,20 +173,20 @@ at::Tensor rounded_to_bytes(const at::Tensor& input) {
   return bytes.to(at::kDouble) * (largest.to(at::kDouble) / 127);
 }
 
-void expect_rounded(const Size& size, at::ScalarType dtype) {
+void expect_rounded(const Size& size, at::ScalarType dtype, const PackedLayout& layout) {
   const auto [input, weight, bias] = make_tensors(size, dtype);
-  const auto numbers = numbers_of(weight, quantizing()).to(at::kDouble);
+  const auto numbers = numbers_of(weight, layout).to(at::kDouble);
   const bool rounds =
       detail::instruction_set().multiplies_bytes && input.numel() / size.depth() > 8;
   const auto exact = input.to(at::kDouble);
   const auto expected = at::linear(rounds ? rounded_to_bytes(input) : exact, numbers);
-  const auto of_packed = packed(weight, quantizing(), dtype);
+  const auto of_packed = packed(weight, quantizing(layout), dtype);
   const auto outputs = detail::linear_together(input, {{of_packed, bias}, {of_packed, {}}});
   const auto close = tolerance_of_packed(dtype, size.depth());
   EXPECT_TRUE(is_close(outputs[0], expected + bias.to(at::kDouble), close));
   EXPECT_TRUE(is_close(outputs[1], expected, close));
   if (!rounds) {
-    const auto as_it_is = packed(weight, {PackedFormat::int8}, dtype);
+    const auto as_it_is = packed(weight, layout, dtype);
     EXPECT_TRUE(at::equal(outputs[0], detail::linear(input, as_it_is, bias)));
     return;
   }
@@ -210,7 +209,31 @@ TEST(LinearPacked, RoundsManyRowsToBytesInEveryInstructionSet) {
         for (const int64_t outputs : {1, 65, 200}) {
           for (const int64_t depth : {1, 15, 96, 545, 1027}) {
             SCOPED_TRACE(c10::str(set->name, " ", dtype, " ", rows, " x ", depth, " to ", outputs));
-            expect_rounded({{rows, depth}, outputs}, dtype);
+            expect_rounded({{rows, depth}, outputs}, dtype, {PackedFormat::int8});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearPacked, RoundsManyRowsToBytesBesideInt4) {
+  torch::manual_seed(moved(38));
+  const at::NoGradGuard no_grad;
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      for (const int64_t rows : {8, 9, 10, 11, 12, 13, 500}) {
+        for (const int64_t outputs : {1, 31, 65, 200}) {
+          for (const int64_t group : {32, 64, 128}) {
+            for (const int64_t groups : {1, 3, 12, 21}) {
+              const auto depth = group * groups;
+              SCOPED_TRACE(c10::str(set->name, " ", dtype, " ", rows, " x ", depth, " to ", outputs,
+                                    ", groups of ", group));
+              const bool zero_point = groups % 2 == 1;
+              expect_rounded({{rows, depth}, outputs}, dtype,
+                             {PackedFormat::int4, group, zero_point});
+            }
           }
         }
       }
@@ -226,18 +249,20 @@ TEST(LinearPacked, ShowsWhatCannotBeRoundedToBytes) {
                                 [](const auto* each) { return each->multiplies_bytes; });
   if (set == sets.end()) GTEST_SKIP() << "the processor has no products of bytes";
   const detail::ScopedInstructionSet in_force(**set);
-  auto [input, weight, bias] = make_tensors({{20, 96}, 70}, at::kFloat);
-  const auto of_packed = packed(weight, quantizing(), at::kFloat);
-  input[3].zero_();
-  const auto sound = detail::linear(input, of_packed, bias);
-  EXPECT_TRUE(at::equal(sound[3], bias));
-  input[3].fill_(1e-42);  // subnormal
-  EXPECT_TRUE(is_close(detail::linear(input, of_packed, bias)[3], bias, 1e-6));
-  input[5][95] = std::nan("");
-  input[7][0] = std::numeric_limits<float>::infinity();
-  const auto found = detail::linear(input, of_packed, bias);
-  for (const int64_t row : {5, 7}) EXPECT_TRUE(found[row].isnan().all().item<bool>());
-  for (const int64_t row : {0, 4, 6, 8, 19}) EXPECT_TRUE(at::equal(found[row], sound[row]));
+  for (const auto format : {PackedFormat::int8, PackedFormat::int4}) {
+    auto [input, weight, bias] = make_tensors({{20, 96}, 70}, at::kFloat);
+    const auto of_packed = packed(weight, quantizing(layout_of(format)), at::kFloat);
+    input[3].zero_();
+    const auto sound = detail::linear(input, of_packed, bias);
+    EXPECT_TRUE(at::equal(sound[3], bias));
+    input[3].fill_(1e-42);  // subnormal
+    EXPECT_TRUE(is_close(detail::linear(input, of_packed, bias)[3], bias, 1e-6));
+    input[5][95] = std::nan("");
+    input[7][0] = std::numeric_limits<float>::infinity();
+    const auto found = detail::linear(input, of_packed, bias);
+    for (const int64_t row : {5, 7}) EXPECT_TRUE(found[row].isnan().all().item<bool>());
+    for (const int64_t row : {0, 4, 6, 8, 19}) EXPECT_TRUE(at::equal(found[row], sound[row]));
+  }
   // int32 holds the sums of no more numbers than 2^16.
   const auto deep = uniform({16, 65537}, at::kFloat), many = uniform({9, 65537}, at::kFloat);
   EXPECT_TRUE(at::equal(detail::linear(many, packed(deep, quantizing(), at::kFloat)),
