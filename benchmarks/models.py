@@ -35,7 +35,8 @@ PACKAGES = ("openvino-genai", "llama-cpp-python", "onnxruntime-genai", "ctransla
 # vLLM needs other versions of packages than the others do, so it may have a Python of its own.
 PYTHONS = {"vLLM": [os.environ["HEED_VLLM_PYTHON"], "-E"]} if os.environ.get("HEED_VLLM_PYTHON") else {}
 FORMATS = ("float32", "bfloat16", "int8", "int4")
-HEED = {"heed": {"float32": "unpacked", "bfloat16": "unpacked"}, "heed, packed": {kind: kind for kind in FORMATS}}
+HEED = {"heed": {"float32": "unpacked", "bfloat16": "unpacked"}, "heed, packed": {kind: kind for kind in FORMATS},
+        "heed, quantized inputs": {"int8": "int8_activations", "int4": "int4_activations"}}
 WORKS = ("start", "prompt/128", "prompt/1024", "prompt/4096", "decode/64", "decode/1024", "decode/4096", "batch/16",
          "batch/64")
 OPTIONAL = ("1100M", "tiny")  # measured if the filter names them

@@ -240,7 +240,7 @@ class PackedTensorImpl : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(
       const c10::VariableVersion& version_counter,
       bool allow_tensor_metadata_change) const override {
-    auto copy = c10::make_intrusive<PackedTensorImpl>(weight_, dtype().toScalarType());
+    auto copy = c10::make_intrusive<PackedTensorImpl>(weight_, c10::typeMetaToScalarType(dtype()));
     copy->set_version_counter(version_counter);
     copy->set_allow_tensor_metadata_change(allow_tensor_metadata_change);
     return copy;

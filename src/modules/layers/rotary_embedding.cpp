@@ -146,7 +146,7 @@ void check_angles(const RotaryAngles& angles, const at::Tensor& x, int64_t pairs
 }
 
 /// Whether the stream is capturing a CUDA graph. Streams of LibTorch 2.6 have no function for
-/// this; then it returns false.
+/// this; then it returns false. That of LibTorch 2.12 throws for streams of the CPU.
 /// @{
 template <typename Stream>
 auto is_capturing(const Stream& stream, int /*preferred*/) -> decltype(stream.is_capturing()) {
@@ -264,7 +264,7 @@ RotaryAngles RotaryEmbeddingImpl::angles(int64_t first, int64_t count,
                                  c10::InferenceMode::is_enabled()};
   // A CUDA graph must compute its angles itself, because remembered ones are soon replaced by
   // others.
-  const bool remembers = !is_capturing(range.stream, 0);
+  const bool remembers = !like.device().is_cuda() || !is_capturing(range.stream, 0);
   if (remembers) {
     if (auto remembered = remembered_->find(range)) return *std::move(remembered);
   }
