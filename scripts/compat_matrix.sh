@@ -36,7 +36,7 @@ rows=(
   "debian12-clang14    bookworm  2.13.0   clang-14          3.22.6 17  static  guide"
   "debian12-clang15    bookworm  2.7.1    clang-15          system 20  shared  guide"
   "debian12-clang16    bookworm  2.8.0    clang-16          system 20  static  guide"
-  "debian13-clang17    trixie    2.10.0   clang-17          system 23  static  guide"
+  "debian13-clang17    trixie    2.10.0   clang-17          system 20  static  guide"
   "debian13-clang18    trixie    2.11.0   clang-18          system 20  shared  guide"
   "ubuntu2404          noble     2.12.1   g++-13            system 17  shared  guide"
   "ubuntu2604-clang19  resolute  system   clang-19          system 23  shared  guide"

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/checks.h"
+#include "cpu/layers/packed_memory.h"
 #include "modules/layers/packable.h"
 #include "weights/formats/bytes.h"
 #include "weights/formats/file_tensors.h"
@@ -97,6 +98,16 @@ at::Tensor take(const std::string& name, const std::string& text, FileEntries& f
   return packed_tensor(std::make_shared<const PackedWeight>(std::move(weight)), dtype);
 }
 
+/// The values of a tensor that may not have been read yet.
+at::Tensor in_packed_memory(const at::Tensor& tensor) {
+  auto result = packed_memory(tensor.sizes(), tensor.scalar_type());
+  ValueCopies copies;
+  copies.add(tensor, result);
+  copies.prepare();
+  copies.run();
+  return result;
+}
+
 /// The layer whose weight has this name; null if there is none.
 torch::nn::Module* layer_of(torch::nn::Module& module, const std::string& name) {
   if (name == kWeight.substr(1)) return &module;
@@ -174,7 +185,7 @@ PackedLoads::PackedLoads(torch::nn::Module& module, const FileEntries& file,
 void PackedLoads::read() {
   for (auto& load : loads_) {
     for (auto* tensor : load.weight.tensors()) {
-      if (tensor->defined()) *tensor = with_values(*tensor);
+      if (tensor->defined()) *tensor = in_packed_memory(*tensor);
     }
     HEED_CHECK(is_sound(load.weight), "load_weights: {}: {} must have finite scales and offsets",
                source_, in_quotes(load.name));

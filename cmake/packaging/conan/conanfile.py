@@ -32,7 +32,7 @@ class HeedConan(ConanFile):
         self.version = re.search(r"project\(heed VERSION ([0-9.]+)", lists).group(1)
 
     def export_sources(self):
-        for pattern in ("CMakeLists.txt", "LICENSE", "cmake/*", "include/*", "src/*"):
+        for pattern in ("CMakeLists.txt", "LICENSE", "NOTICE", "cmake/*", "include/*", "src/*"):
             copy(self, pattern, self._root, self.export_sources_folder)
 
     def layout(self):
@@ -52,7 +52,7 @@ class HeedConan(ConanFile):
 
     def generate(self):
         toolchain = CMakeToolchain(self)
-        for part in ("TESTS", "EXAMPLES", "BENCHMARKS"):
+        for part in ("TESTS", "EXAMPLES", "BENCHMARKS", "DISTRIBUTED", "OPS"):
             toolchain.cache_variables[f"HEED_BUILD_{part}"] = False
         toolchain.generate()
         # The targets that LibTorch's own package and fmt's have.
@@ -68,7 +68,8 @@ class HeedConan(ConanFile):
 
     def package(self):
         CMake(self).install()
-        copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
+        for text in ("LICENSE", "NOTICE"):
+            copy(self, text, self.source_folder, os.path.join(self.package_folder, "licenses"))
         rmdir(self, os.path.join(self.package_folder, "lib", "cmake"))
         rmdir(self, os.path.join(self.package_folder, "share"))
 

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/BFloat16.h>
 
@@ -17,6 +16,7 @@
 
 #include "core/ceil_div.h"
 #include "core/error.h"
+#include "cpu/layers/packed_memory.h"
 
 // A weight is packed panel by panel, in parallel:
 //
@@ -302,7 +302,7 @@ PackedWeight pack_weight(const at::Tensor& weight, const PackedLayout& layout) {
   const auto shapes = packed_shapes(layout, outputs, depth);
   for (size_t i = 0; i < shapes.size(); ++i) {
     const auto& [sizes, dtype] = shapes[i];
-    if (!sizes.empty()) *packed.tensors()[i] = at::zeros(sizes, dtype);
+    if (!sizes.empty()) *packed.tensors()[i] = packed_memory(sizes, dtype).zero_();
   }
   at::parallel_for(0, ceil_div(outputs, kPanel), 1, [&](int64_t begin, int64_t end) {
     const at::NoGradGuard no_grad_here;
