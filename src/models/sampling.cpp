@@ -79,8 +79,11 @@ void check_largest(const at::Tensor& largest, const at::Tensor& scores, const ch
   if (!largest.is_cpu() || largest.numel() == 0) return;
   const auto finite = at::isfinite(largest);
   const auto row = finite.to(at::kByte).argmin().item<int64_t>();  // the first that is not finite
+  const auto number = largest[row].item<double>();
+  // A NaN may have a sign, which tells nothing.
   HEED_CHECK(finite[row].item<bool>(), "{}: scores row {} {} ({}) must be finite; scores {}",
-             kSample, row, name, largest[row].item<double>(), detail::shape(scores));
+             kSample, row, name, std::isnan(number) ? std::abs(number) : number,
+             detail::shape(scores));
 }
 
 /// The values of get(option) as a column: [N, 1], or [1, 1] for one option for all rows.
