@@ -58,8 +58,7 @@ class MemoryBlock {
 at::Tensor packed_memory(at::IntArrayRef sizes, at::ScalarType dtype) {
   static std::mutex mutex;
   static std::weak_ptr<MemoryBlock> latest;
-  const auto bytes =
-      c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
+  const auto bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
   if (bytes < kSmallest) return empty_on_cpu(sizes, dtype);
   const std::lock_guard<std::mutex> lock(mutex);
   auto block = latest.lock();
@@ -70,7 +69,8 @@ at::Tensor packed_memory(at::IntArrayRef sizes, at::ScalarType dtype) {
     if (place == nullptr) return empty_on_cpu(sizes, dtype);  // whose error names the bytes
     latest = block;
   }
-  return at::from_blob(place, sizes, [block](void*) {}, at::device(at::kCPU).dtype(dtype));
+  return at::from_blob(
+      place, sizes, [block](void*) {}, at::device(at::kCPU).dtype(dtype));
 }
 
 }  // namespace heed::detail
