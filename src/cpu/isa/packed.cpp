@@ -482,9 +482,12 @@ void int4_to_quads(const PackedRows& from, ByteQuad* to) {
         quads);
   });
 }
+
+constexpr auto kInt8ToQuads = kMultipliesBytes ? int8_to_quads : nullptr;
+constexpr auto kInt4ToQuads = kMultipliesBytes ? int4_to_quads : nullptr;
 #else
-constexpr void (*int8_to_quads)(const PackedRows&, ByteQuad*) = nullptr;
-constexpr void (*int4_to_quads)(const PackedRows&, ByteQuad*) = nullptr;
+constexpr void (*kInt8ToQuads)(const PackedRows&, ByteQuad*) = nullptr;
+constexpr auto kInt4ToQuads = kInt8ToQuads;
 #endif
 
 /// Sums of R rows and V vectors of columns.
@@ -572,8 +575,7 @@ const PackedKernels packed_kernels = {
     sum_groups,
     finish,
     kMultipliesBytes ? quantize : nullptr,
-    {nullptr, nullptr, nullptr, kMultipliesBytes ? int8_to_quads : nullptr,
-     kMultipliesBytes ? int4_to_quads : nullptr},
+    {nullptr, nullptr, nullptr, kInt8ToQuads, kInt4ToQuads},
     kMultipliesBytes ? multiply_groups : nullptr,
     kMultipliesBytes ? finish_quads : nullptr};
 

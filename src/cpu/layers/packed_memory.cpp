@@ -60,7 +60,7 @@ at::Tensor packed_memory(at::IntArrayRef sizes, at::ScalarType dtype) {
   static std::weak_ptr<MemoryBlock> latest;
   const auto bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
   if (bytes < kSmallest) return empty_on_cpu(sizes, dtype);
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::scoped_lock lock(mutex);
   auto block = latest.lock();
   auto* place = block != nullptr ? block->take(bytes) : nullptr;
   if (place == nullptr) {
