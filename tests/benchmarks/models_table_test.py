@@ -15,8 +15,9 @@ import models  # noqa: E402
 
 HEED = """
 import sys
+speed = {"unpacked": 150.0, "int4_activations": 400.0}.get(sys.argv[3], 300.0)
 for line in sys.stdin:
-    print({"start": 2.0, "token": 7}.get(line.split()[0], 150.0 if sys.argv[3] == "unpacked" else 300.0), flush=True)
+    print({"start": 2.0, "token": 7}.get(line.split()[0], speed), flush=True)
 """
 PEER = """
 import sys
@@ -57,16 +58,16 @@ class Table(unittest.TestCase):
 
     def test_rows_name_the_best_of_the_others(self) -> None:
         start, prompt, batch, *rest = self.lines("float32")
-        self.assertEqual("| 135M | float32 | start | 2.00 s | 2.00 s | 1.00 s | 1.00 s |  | llama.cpp | 0.50 |", start)
-        self.assertEqual("| 135M | float32 | prompt/128 | 150 | 300 | 100 | 50.0 |  | llama.cpp | 3.00 |", prompt)
-        self.assertEqual("| 135M | float32 | batch/16 | 150 | 300 | 100 |  |  | llama.cpp | 3.00 |", batch)
+        self.assertEqual("| 135M | float32 | start | 2.00 s | 2.00 s |  | 1.00 s | 1.00 s |  | llama.cpp | 0.50 |", start)
+        self.assertEqual("| 135M | float32 | prompt/128 | 150 | 300 |  | 100 | 50.0 |  | llama.cpp | 3.00 |", prompt)
+        self.assertEqual("| 135M | float32 | batch/16 | 150 | 300 |  | 100 |  |  | llama.cpp | 3.00 |", batch)
         self.assertEqual(
             ["", "Without vLLM in all rows: `ModuleNotFoundError: No module named 'nothing_of_this_name'`",
              "", "Without CTranslate2 in `models/135M/float32/batch/16`: `no batches`"], rest)
 
     def test_formats_that_an_engine_lacks_are_not_asked_for(self) -> None:
         _, prompt, _ = self.lines("int4")
-        self.assertEqual("| 135M | int4 | prompt/128 |  | 300 | 100 |  |  | llama.cpp | 3.00 |", prompt)
+        self.assertEqual("| 135M | int4 | prompt/128 |  | 300 | 400 | 100 |  |  | llama.cpp | 4.00 |", prompt)
 
     def test_engines_that_disagree_are_told(self) -> None:
         models.PEERS.write_text(PEER.replace('"token": 7', '"token": 8'))
@@ -78,7 +79,7 @@ class Table(unittest.TestCase):
     def test_files_that_cannot_be_made_leave_the_engine_out(self) -> None:
         models.FILES.write_text("import sys\nif sys.argv[1] == 'llama.cpp': sys.exit('no files')")
         _, prompt, _, _, reason = self.lines("int4")
-        self.assertEqual("| 135M | int4 | prompt/128 |  | 300 |  |  |  |  |  |", prompt)
+        self.assertEqual("| 135M | int4 | prompt/128 |  | 300 | 400 |  |  |  |  |  |", prompt)
         self.assertEqual("Without llama.cpp in all rows: `no files`", reason)
 
 
