@@ -407,7 +407,7 @@ void quantize_as(const Rows& from, const QuantizedRows& to) {
     for (; k < to.numbers_row * kDepthOf<ByteQuad>; ++k) bytes[k] = 0;
     for (int64_t lane = 0; lane < kWidth; ++lane) sum += sums[lane];
     to.scales[r] = largest / kLargest;
-    if (to.corrections != nullptr) to.corrections[r] = kByteOffset * sum;
+    to.corrections[r] = kByteOffset * sum;
     if (to.group > 0) {
       sum_byte_groups(bytes, from.columns, to.group, to.group_sums + r * (from.columns / to.group));
     }

@@ -58,9 +58,9 @@ struct QuantizedRows {
   ByteQuad* numbers;  // rows are numbers_row apart, and end with zeros
   int64_t numbers_row;
   float* scales;         // [rows]; NaN for a row with NaN or infinity
-  int32_t* corrections;  // [rows]: what PackedKernels::to_quads adds to the sums of int8; or null
+  int32_t* corrections;  // [rows]: what PackedKernels::to_quads adds to the sums of int8
   int64_t group;         // int4: numbers that share a scale; else 0
-  float* group_sums;     // int4: [rows, columns / group], the sums of the bytes; else null
+  float* group_sums;     // int4: [rows, columns / group], the sums of the bytes
 };
 
 /// Sums over the groups of int4: product.c [rows, columns] (+)= the sum over all groups of

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <type_traits>
 
 #include "core/ceil_div.h"
 #include "core/direct.h"
@@ -206,6 +205,11 @@ void multiply(const InputRows<BFloat16Pair>& /*input*/, const InputBlock& /*bloc
   instruction_set().matrix.of_pairs.multiply(product);
 }
 
+/// The numbers of the depth in a row of a weight's values.
+int64_t numbers_of_row(const PackedWeight& weight) {
+  return ceil_div(weight.depth, weight.values.size(1));
+}
+
 /// The bytes of a row of `values`.
 int64_t row_bytes(const at::Tensor& tensor) { return kPackedPanel * tensor.element_size(); }
 
@@ -223,9 +227,8 @@ PackedRows packed_rows(const PackedWeight& weight, const PanelColumns& columns, 
            (columns.panel * tensor.size(1) + row) * row_bytes(tensor) +
            columns.first * tensor.element_size();
   };
-  const auto per_row = ceil_div(weight.depth, weight.values.size(1));
   const bool has_groups = weight.group > 0;
-  return {at(weight.values, first / per_row),
+  return {at(weight.values, first / numbers_of_row(weight)),
           has_groups ? at(weight.scales, first / weight.group) : nullptr,
           has_groups ? at(weight.offsets, first / weight.group) : nullptr,
           count,
@@ -242,11 +245,10 @@ struct ByteRange {
 /// The numbers that follow number `first` of the depth of a panel, or the next panel's: those of a
 /// block, which is read next.
 ByteRange numbers_after(const PackedWeight& weight, int64_t panel, int64_t first) {
-  const auto per_row = ceil_div(weight.depth, weight.values.size(1));
-  const auto row = panel * weight.values.size(1) + ceil_div(first, per_row);
+  const auto row = panel * weight.values.size(1) + ceil_div(first, numbers_of_row(weight));
   const auto left = weight.values.size(0) * weight.values.size(1) - row;
   const auto bytes = row_bytes(weight.values);
-  constexpr int64_t kBytes = kOperandRun * kPackedPanel * 4;  // an operand has 4 bytes or fewer
+  constexpr int64_t kBytes = kOperandRun * kPackedPanel * 4;  // a block of operands of 4 bytes
   return {static_cast<const char*>(weight.values.const_data_ptr()) + row * bytes,
           std::min(left * bytes, kBytes)};
 }
@@ -373,8 +375,7 @@ class PackedLayer {
                                     kPackedPanel,
                                     /*accumulate=*/k > 0};
       const auto next = numbers_after(weight, columns.panel, first + numbers);
-      RowsAhead ahead{&next.begin, &next.begin + 1, next.bytes, 0};
-      if (next.bytes == 0) ahead.row = ahead.end;
+      RowsAhead ahead{&next.begin, &next.begin + (next.bytes > 0 ? 1 : 0), next.bytes, 0};
       product.ahead = &ahead;
       multiply(input_, {row, first}, of_weight, product);
     }
