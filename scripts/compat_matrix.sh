@@ -176,20 +176,20 @@ copy_sources() {
 
 # shellcheck disable=SC2016  # for the inner shell
 build_and_test() {
-  local python=python3 prefix= cmake_folder=/usr/bin options=(-DHEED_BUILD_EXAMPLES=$everything) targets=all
-  local chosen_tests=()
+  local python=python3 prefix= cmake_folder=/usr/bin targets=all chosen_tests=()
+  local options=("-DHEED_BUILD_EXAMPLES=$everything" "-DHEED_BUILD_BENCHMARKS=$everything")
   if [ "$libtorch" != system ]; then
     python=$venv/bin/python
     prefix=$(in_system "$python" -c 'import torch; print(torch.utils.cmake_prefix_path)')
   fi
   if [ "$cmake" != system ]; then cmake_folder=/opt/cmake-$cmake/bin; fi
-  options+=("-DHEED_BUILD_BENCHMARKS=$everything" "-DCMAKE_CXX_STANDARD=$standard")
-  if [ "$library" = shared ]; then options+=(-DBUILD_SHARED_LIBS=ON); fi
   if [ "$tests" = guide ]; then
-    options+=(-DHEED_BUILD_EXAMPLES=ON -DHEED_BUILD_BENCHMARKS=OFF -DHEED_BUILD_DISTRIBUTED=OFF)
+    options=(-DHEED_BUILD_EXAMPLES=ON -DHEED_BUILD_BENCHMARKS=OFF -DHEED_BUILD_DISTRIBUTED=OFF)
     targets="guide heed_libraries"
     chosen_tests=(--tests-regex "^(examples[.]guide|package[.]$library)\$")
   fi
+  options+=("-DCMAKE_CXX_STANDARD=$standard")
+  if [ "$library" = shared ]; then options+=(-DBUILD_SHARED_LIBS=ON); fi
   in_system env CXX="$(compiler_program)" CMAKE_PREFIX_PATH="$prefix" OMP_WAIT_POLICY=PASSIVE \
     CCACHE_BASEDIR=/heed CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros \
     bash -ec '
@@ -230,9 +230,9 @@ cross_build_and_test() {
       done' build "$(compile_jobs)" "$processors" "$kernel_cases" "$slow_cases" "$build"
 }
 
-# count_tests NAME: how many, of those whose name begins so, ran and passed.
+# How many tests ran and passed.
 count_tests() {
-  grep -c "<testcase name=\"$1[^>]*status=\"run\"" "$system$build/tests.xml" || true
+  grep -c '<testcase [^>]*status="run"' "$system$build/tests.xml" || true
 }
 
 # count_cases RESULT: how many cases of the programs had it, each of which is one test where emulated.
@@ -251,9 +251,9 @@ write_line() {
   torch_dir=$(sed -n 's/^Torch_DIR:[A-Z]*=//p' "$system$build/CMakeCache.txt")
   version=$(sed -n 's/^set(PACKAGE_VERSION "\(.*\)")$/\1/p' "$system$torch_dir/TorchConfigVersion.cmake")
   if [ -e "$system$torch_dir/../../../lib/libtorch_cuda.so" ]; then version+=" for CUDA"; fi
-  results="all: $(count_tests '') passed, $(attribute skipped) skipped"
+  results="all: $(count_tests) passed, $(attribute skipped) skipped"
   if is_emulated; then results="all: $(count_cases completed) passed, $(count_cases skipped) skipped"; fi
-  if [ "$tests" = guide ]; then results="guide: $(count_tests '') passed"; fi
+  if [ "$tests" = guide ]; then results="guide: $(count_tests) passed"; fi
   if [ "$(attribute failures)" != 0 ]; then results="**$(attribute failures) failed**, $results"; fi
   # shellcheck disable=SC2016  # for the inner shell
   echo "| $name | $(in_system sh -c '. /etc/os-release; echo "$PRETTY_NAME"')$(is_emulated && echo ", ARM64 (emulated)")" \
@@ -283,8 +283,8 @@ failed=()
 for row in "${chosen[@]}"; do
   read -r name suite libtorch compiler cmake standard library tests <<<"$row"
   system=$roots/$suite log=$roots/$name.log
-  # As seen from the system.
-  build=/build/$name venv=/opt/torch-${libtorch#=}
+  # As seen from the system. Two rows may have builds of LibTorch of one version.
+  build=/build/$name venv=/opt/$name
   : >"$log"
   if ! make_system; then
     failed+=("$name")
