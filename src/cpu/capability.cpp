@@ -176,10 +176,11 @@ const InstructionSet& no_kernels() {
   static const LayerKernels layers{};
   static const MatrixKernels matrix{};
   static const PackedKernels packed{};
+  static const PackedQuadKernels packed_quads{};
   static const ScoreKernels scores{};
   static const InstructionSet none = {
-      "none", /*vector_bytes=*/0, /*registers=*/0, false,  false,  false, false,
-      decode, few_rows,           layers,          matrix, packed, scores};
+      "none", /*vector_bytes=*/0, /*registers=*/0, false,  false,  false,        false,
+      decode, few_rows,           layers,          matrix, packed, packed_quads, scores};
   return none;
 }
 

@@ -6,6 +6,7 @@
 #include "cpu/isa/layers.h"
 #include "cpu/isa/matrix.h"
 #include "cpu/isa/packed.h"
+#include "cpu/isa/packed_quads.h"
 #include "cpu/isa/scores.h"
 
 namespace heed::detail {
@@ -24,6 +25,7 @@ struct InstructionSet {
   const LayerKernels& layers;
   const MatrixKernels& matrix;
   const PackedKernels& packed;
+  const PackedQuadKernels& packed_quads;
   const ScoreKernels& scores;
 };
 
@@ -34,6 +36,7 @@ extern const FewRowsKernels few_rows_kernels;
 extern const LayerKernels layer_kernels;
 extern const MatrixKernels matrix_kernels;
 extern const PackedKernels packed_kernels;
+extern const PackedQuadKernels packed_quad_kernels;
 extern const ScoreKernels score_kernels;
 extern const InstructionSet instruction_set;
 }  // namespace HEED_ISA

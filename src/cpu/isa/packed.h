@@ -53,42 +53,6 @@ struct PackedOutputs {
   Rows to;                  // its columns are contiguous
 };
 
-/// Input rows that are rounded to bytes: a number is scale * byte.
-struct QuantizedRows {
-  ByteQuad* numbers;  // rows are numbers_row apart, and end with zeros
-  int64_t numbers_row;
-  float* scales;         // [rows]; NaN for a row with NaN or infinity
-  int32_t* corrections;  // [rows]: what PackedKernels::to_quads adds to the sums of int8
-  int64_t group;         // int4: numbers that share a scale; else 0
-  float* group_sums;     // int4: [rows, columns / group], the sums of the bytes
-};
-
-/// Sums over the groups of int4: product.c [rows, columns] (+)= the sum over all groups of
-///
-///   scales[group] * (a b over the group) + offsets[group] * group_sums[row][group]
-///
-/// b are quads of PackedKernels::to_quads; the depth is a multiple of the group. product.ahead is
-/// not null.
-struct QuadGroups {
-  Product<float, ByteQuad> product;
-  const void* scales;  // as those of PackedRows
-  const void* offsets;
-  int64_t group;
-  const float* group_sums;  // rows are group_sums_row apart
-  int64_t group_sums_row;
-};
-
-/// Outputs [rows, columns] of a layer: to = (sums - corrections) * row_scales * scales + bias.
-struct QuadOutputs {
-  const int32_t* sums;  // rows are sums_row apart
-  int64_t sums_row;
-  const int32_t* corrections;
-  const float* row_scales;
-  const float* scales;  // [columns]
-  const void* bias;     // [columns] of the type of `to`, or null
-  Rows to;              // its columns are contiguous
-};
-
 /// Kernels for products with packed weights.
 struct PackedKernels {
   /// to [count, kPackedPanel] = the numbers; those of int4 with their scales. By PackedFormat.
@@ -101,13 +65,6 @@ struct PackedKernels {
   /// to[i] = the sum of group i of `count` numbers. A group is a multiple of 32.
   void (*sum_groups)(const float* from, int64_t count, int64_t group, float* to);
   void (*finish)(const PackedOutputs& outputs);
-  // Products of bytes; null unless InstructionSet::multiplies_bytes.
-  void (*quantize)(const Rows& from, const QuantizedRows& to);  // columns are contiguous
-  /// to [count / 4 rounded up, kPackedPanel] = the numbers of int8, with 128 added, or those of
-  /// int4. By PackedFormat; null for the others.
-  void (*to_quads[kPackedFormats])(const PackedRows& from, ByteQuad* to);
-  void (*multiply_groups)(const QuadGroups& groups);
-  void (*finish_quads)(const QuadOutputs& outputs);
 };
 
 }  // namespace heed::detail

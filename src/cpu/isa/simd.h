@@ -294,8 +294,8 @@ inline void store(Half* to, Vec<float> v) {
 /// pair of bfloat16, the first in the low bits.
 inline Vec<float> add_pair_products(Vec<float> sum, Vec<uint32_t> a, Vec<uint32_t> b) {
 #if defined(__AVX512BF16__)
-#if defined(__clang_major__) && __clang_major__ == 16
-  asm("" : "+v"(a));  // a broadcast as an operand of the instruction crashes this compiler
+#if defined(__clang_major__) && (__clang_major__ == 16 || __clang_major__ == 17)
+  asm("" : "+v"(a));  // a broadcast as an operand of the instruction crashes these compilers
 #endif
   return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)

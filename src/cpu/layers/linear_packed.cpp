@@ -152,9 +152,9 @@ InputRows<ByteQuad, Sum> as_quads(const at::Tensor& input, int64_t rows, int64_t
   auto* corrections = to.corrections.template mutable_data_ptr<int32_t>();
   auto* sums = to.group_sums.template mutable_data_ptr<float>();
   at::parallel_for(0, rows, kRowsOfTask, [&](int64_t first, int64_t last) {
-    instruction_set().packed.quantize(rows_at(from, first * depth, last - first, depth),
-                                      {numbers + first * quads, quads, scales + first,
-                                       corrections + first, group, sums + first * groups});
+    instruction_set().packed_quads.quantize(rows_at(from, first * depth, last - first, depth),
+                                            {numbers + first * quads, quads, scales + first,
+                                             corrections + first, group, sums + first * groups});
   });
   to.data = numbers;
   return to;
@@ -175,7 +175,7 @@ inline const BFloat16Pair* operands(const PackedRows& from, PackedFormat format,
 }
 
 inline const ByteQuad* operands(const PackedRows& from, PackedFormat format, ByteQuad* room) {
-  instruction_set().packed.to_quads[static_cast<int>(format)](from, room);
+  instruction_set().packed_quads.to_quads[static_cast<int>(format)](from, room);
   return room;
 }
 
@@ -193,7 +193,7 @@ void multiply(const InputRows<ByteQuad, float>& input, const InputBlock& block,
   const auto groups = input.group_sums.size(1);
   const auto* sums =
       input.group_sums.const_data_ptr<float>() + block.row * groups + block.first / weight.group;
-  instruction_set().packed.multiply_groups(
+  instruction_set().packed_quads.multiply_groups(
       {product, weight.scales, weight.offsets, weight.group, sums, groups});
 }
 void multiply(const InputRows<float>& /*input*/, const InputBlock& /*block*/,
@@ -291,7 +291,7 @@ void write(PackedOutputs outputs, const InputRows<ByteQuad, float>& input, int64
 
 void write(const PackedOutputs& outputs, const InputRows<ByteQuad, int32_t>& input, int64_t row,
            const int32_t* sums) {
-  instruction_set().packed.finish_quads(
+  instruction_set().packed_quads.finish(
       {sums, outputs.sums_row, input.corrections.const_data_ptr<int32_t>() + row,
        input.scales.const_data_ptr<float>() + row, outputs.scales, outputs.bias, outputs.to});
 }

@@ -25,7 +25,7 @@ TEST(InstructionSets, SayWhatTheyCanDo) {
     // Kernels of pairs are there exactly where the set says so.
     EXPECT_EQ(set->matrix.of_pairs.multiply != nullptr, set->multiplies_bfloat16) << set->name;
     EXPECT_EQ(set->matrix.of_quads.multiply != nullptr, set->multiplies_bytes) << set->name;
-    EXPECT_EQ(set->packed.quantize != nullptr, set->multiplies_bytes) << set->name;
+    EXPECT_EQ(set->packed_quads.quantize != nullptr, set->multiplies_bytes) << set->name;
     EXPECT_EQ(set->multiplies_bytes, std::string(set->name) == "avx512_bf16") << set->name;
     EXPECT_EQ(set->has_tile_registers, std::string(set->name) == "avx512_amx") << set->name;
     for (const auto type : {detail::ElementType::float32, detail::ElementType::bfloat16,
