@@ -289,6 +289,14 @@ use_sanitizers() {
   set_sanitizer_options
 }
 
+# Builds go into build/tsan, with ThreadSanitizer. LibTorch is not instrumented, so that what it waits for is not seen;
+# neither is memory that it frees taken into account.
+use_thread_sanitizer() {
+  heed_preset=tsan
+  heed_build=$(realpath -m "${HEED_BUILD_DIR:-build/tsan}")
+  export TSAN_OPTIONS=${TSAN_OPTIONS:-ignore_noninstrumented_modules=1 halt_on_error=1}
+}
+
 # Installs everything that a build needs; sets heed_python and torch_dir.
 setup() {
   check_tools
