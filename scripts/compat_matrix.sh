@@ -114,6 +114,7 @@ system_packages() {
     echo libtorch-dev python3-torch
     if [ "$tests" = all ]; then echo python3-sklearn python3-safetensors; fi
   fi
+  if [ "$tests" = all ]; then echo file; fi  # by which CPack finds what a .deb needs
   if [ "$libtorch" != system ] || [ "$cmake" != system ]; then echo python3-venv; fi
 }
 

@@ -13,6 +13,7 @@ file(WRITE "${libtorch}/TorchConfig.cmake" "
   if(NOT CAFFE2_USE_CUDA)
     message(FATAL_ERROR \"LibTorch uses CUDA, but the CUDA libraries are missing.\")
   endif()
+  set(Caffe2_DIR \"${TORCH_DIR}/../Caffe2\")  # CMake would take that of a LibTorch of the system
   include(\"${TORCH_DIR}/TorchConfig.cmake\")
   set_property(TARGET torch APPEND PROPERTY INTERFACE_LINK_LIBRARIES torch::cudart)\n")
 find_in("${INSTALLED}" "${WORK_DIR}/libtorch")

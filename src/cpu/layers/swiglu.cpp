@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/where.h>
 
 #include <cmath>
 #include <vector>
@@ -40,13 +41,24 @@ at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, const SwiGluForm&
   return result;
 }
 
+/// x, or `limit` beyond it. The gradient at the limit itself is 1; that of at::clamp_max depends on
+/// the version of LibTorch.
+at::Tensor at_most(const at::Tensor& x, double limit) {
+  return at::where(x > limit, at::Scalar(limit), x);
+}
+
+/// x, or the nearer of -limit and limit beyond them, as `at_most`.
+at::Tensor within(const at::Tensor& x, double limit) {
+  return at::where(x < -limit, at::Scalar(-limit), at_most(x, limit));
+}
+
 /// Does what `gated` does, by operators.
 at::Tensor gated_by_operators(const at::Tensor& gate, const at::Tensor& up,
                               const SwiGluForm& form) {
   const bool is_silu = form.beta == 1.0 && std::isinf(form.limit) && form.offset == 0.0;
   if (is_silu) return at::silu(gate) * up;
-  const auto x = gate.clamp_max(form.limit);
-  return x * at::sigmoid(x * form.beta) * (up.clamp(-form.limit, form.limit) + form.offset);
+  const auto x = at_most(gate, form.limit);
+  return x * at::sigmoid(x * form.beta) * (within(up, form.limit) + form.offset);
 }
 
 variable_list gradients_of(const at::Tensor& gate, const at::Tensor& up, const SwiGluForm& form,
@@ -63,8 +75,9 @@ variable_list gradients_of(const at::Tensor& gate, const at::Tensor& up, const S
 variable_list differentiable_gradients(const at::Tensor& gate, const at::Tensor& up,
                                        const SwiGluForm& form, const at::Tensor& output_gradient) {
   const auto precise = compute_dtype(gate.scalar_type());
-  const auto x = gate.to(precise).clamp_max(form.limit), gradient = output_gradient.to(precise);
-  const auto u = up.to(precise).clamp(-form.limit, form.limit);
+  const auto x = at_most(gate.to(precise), form.limit);
+  const auto gradient = output_gradient.to(precise);
+  const auto u = within(up.to(precise), form.limit);
   const auto sigmoid = at::sigmoid(x * form.beta);
   const auto slope = sigmoid * (1 + form.beta * x * (1 - sigmoid));
   const auto of_gate = (gradient * (u + form.offset) * slope).masked_fill(gate > form.limit, 0);

@@ -6,6 +6,7 @@
 
 #include "core/attend_checks.h"
 #include "core/checks.h"
+#include "modules/attentions/given_inputs.h"
 #include "modules/attentions/head_names.h"
 #include "modules/attentions/head_projections.h"
 #include "modules/caches/caches.h"

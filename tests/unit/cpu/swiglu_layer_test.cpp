@@ -60,7 +60,7 @@ at::Tensor rounded(const at::Tensor& exact, const at::Tensor& value) {
 }
 
 /// In float64: the output and the gradients of rows, gate, up and out. The gate and what it
-/// multiplies are as they were rounded: the gradient of a limit jumps.
+/// multiplies are as they were rounded: the gradient jumps at a limit, where it is 1.
 Tensors expected_of(const LayerCase& in, const detail::SwiGluHidden& kept) {
   const auto leaf = [](const at::Tensor& tensor) {
     return tensor.to(at::kDouble).requires_grad_();
@@ -69,10 +69,11 @@ Tensors expected_of(const LayerCase& in, const detail::SwiGluHidden& kept) {
              w_out = leaf(in.layer.out);
   const auto& form = in.layer.form;
   const auto rows = in.rows.size(0);
-  const auto gate = rounded(x.matmul(w_gate.t()), rows_of(kept.gate, rows)).clamp_max(form.limit);
-  const auto up =
-      rounded(x.matmul(w_up.t()), rows_of(kept.up, rows)).clamp(-form.limit, form.limit) +
-      form.offset;
+  const auto given_gate = rounded(x.matmul(w_gate.t()), rows_of(kept.gate, rows));
+  const auto gate = at::where(given_gate > form.limit, form.limit, given_gate);
+  const auto given_up = rounded(x.matmul(w_up.t()), rows_of(kept.up, rows));
+  const auto below = at::where(given_up > form.limit, form.limit, given_up);
+  const auto up = at::where(below < -form.limit, -form.limit, below) + form.offset;
   const auto y = (gate * at::sigmoid(form.beta * gate) * up).matmul(w_out.t());
   auto all = torch::autograd::grad({y}, {x, w_gate, w_up, w_out}, {in.gradient.to(at::kDouble)});
   all.insert(all.begin(), y.detach());
