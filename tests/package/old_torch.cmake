@@ -9,7 +9,9 @@ file(WRITE "${WORK_DIR}/libtorch/share/cmake/Torch/TorchConfigVersion.cmake"
   "set(PACKAGE_VERSION 2.5.1)\nset(PACKAGE_VERSION_COMPATIBLE FALSE)\n")
 
 find_in("${WORK_DIR}/libtorch")
-# CMake would go on to a LibTorch of the system.
+# CMake would go on to a LibTorch of the system, by either of its paths.
+file(GLOB ignored "/usr/lib/*/cmake/Torch" "/lib/*/cmake/Torch" "${TORCH_DIR}")
+set(cache "${WORK_DIR}/cache.cmake")
+file(WRITE "${cache}" "set(CMAKE_IGNORE_PATH \"${ignored}\" CACHE STRING \"\")\n")
 configure_must_say("heed needs LibTorch 2.6 or newer; ${config} is LibTorch 2.5.1."
-  -DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF -DCMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH=OFF
-  -S "${HEED_SOURCE_DIR}" -B "${WORK_DIR}/build" ${same_toolchain})
+  -C "${cache}" -S "${HEED_SOURCE_DIR}" -B "${WORK_DIR}/build" ${same_toolchain})
