@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fails if a source includes a file of a floor above its own.
+"""Fails if a source includes a file of a floor above its own, or lacks an include.
 
     includes.py ROOT      the folder that holds src and include
 
 The floors of src, and the rooms of a floor that has some, from the ground up. A file includes files of its own floor and of those before it.
 A public header is of the floor whose folder holds its source; one without a source, of the highest
 floor that it includes.
+
+A file that names detail::x includes the header of x, or one that includes it. The presets compile the files of a target
+together, where a file finds what the file before has included; a project that adds heed's sources compiles each alone.
 """
 
+import collections
 import pathlib
 import re
 import sys
@@ -20,6 +24,16 @@ ISA = "cpu/isa"
 ISA_MAY_INCLUDE = {"stdint.h", "immintrin.h", "arm_neon.h", "core/ceil_div.h", "core/element_types.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
+# Declarations begin lines: namespaces are not indented.
+DECLARATION = re.compile(
+    r"^(?:class|struct|enum class) (?:HEED_\w+ )*(\w+)|^using (\w+) =|^(?:inline )?constexpr [^=;{(]*\b(k[A-Z]\w*)"
+    r"|^(?!return\b|using\b)\w[^\n;{}()=#]*?[\s&*>](\w+)\(", re.MULTILINE)
+COMMENT = re.compile(r"//.*")
+
+
+def declared(path):
+    """The names that a header declares in a namespace."""
+    return {next(filter(None, names)) for names in DECLARATION.findall(path.read_text())}
 
 
 def includes(path):
@@ -54,7 +68,39 @@ class Tree:
                  if name.startswith("heed/")]
         return max((self.floor_of_header(name) for name in inner), default=0)
 
+    def file_of(self, name):
+        """The file of heed that an include names, or None."""
+        paths = (self.root / folder / name for folder in ("include", "src"))
+        return next((path for path in paths if path.exists()), None)
+
+    def reached(self, path, found=None):
+        """The file, and all files of heed that it includes, directly or not."""
+        found = set() if found is None else found
+        if path is not None and path not in found:
+            found.add(path)
+            for _, name in includes(path):
+                self.reached(self.file_of(name), found)
+        return found
+
+    def missing_includes(self):
+        headers = [*(self.root / "src").rglob("*.h"), *(self.root / "include").rglob("*.h")]
+        holders = collections.defaultdict(set)
+        for header in headers:
+            for name in declared(header):
+                holders[name].add(header)
+        for path in self.sources:
+            used = set(re.findall(r"\bdetail::(\w+)", COMMENT.sub("", path.read_text())))
+            reached = self.reached(path)
+            for name in sorted(used & holders.keys()):
+                if not holders[name] & reached:
+                    wanted = " or ".join(str(header.relative_to(self.root)) for header in sorted(holders[name]))
+                    yield f"{path.relative_to(self.root)} names detail::{name}, but does not include {wanted}"
+
     def faults(self):
+        yield from self.misplaced_includes()
+        yield from self.missing_includes()
+
+    def misplaced_includes(self):
         for path in self.sources:
             own = self.floor_of_source(path)
             name_of_path = path.relative_to(self.root)

@@ -26,6 +26,16 @@ class Includes(unittest.TestCase):
             "src/core/c.h": "",
         }), [])
 
+    def test_missing(self):
+        files = {
+            "src/core/c.h": "namespace heed::detail {\nint own_of(int x);\nstruct Part {};\n}\n",
+            "src/core/d.h": '#include "core/c.h"\n',
+        }
+        text = "int a = detail::own_of(1);  // detail::Part\ndetail::Unknown b;\n"
+        self.assertEqual(self.faults(**files, **{"src/core/a.cpp": '#include "core/d.h"\n' + text}), [])
+        self.assertEqual(self.faults(**files, **{"src/core/a.cpp": text}),
+                         ["src/core/a.cpp names detail::own_of, but does not include src/core/c.h"])
+
     def test_up(self):
         self.assertEqual(self.faults(**{
             "src/core/c.cpp": '#include "models/m.h"\n',
