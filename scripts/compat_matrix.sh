@@ -25,7 +25,8 @@ set -euo pipefail
 
 # LibTorch is the system's, or pip's of that version; =2.13.0 is exactly that, without "+cpu": the CUDA build. CMake is the
 # system's, or pip's. heed and the programs that use it are compiled as that C++. Tests are all, or those of the guide: the
-# code of all guides, and a program that uses heed as it was installed.
+# code of all guides, and a program that uses heed as it was installed. Each file is then compiled by itself, as in a project
+# that adds heed's sources.
 rows=(
   # name               suite     LibTorch compiler          CMake  C++ library tests
   "debian13            trixie    system   g++-14            system 17  static  all"
@@ -185,7 +186,7 @@ build_and_test() {
   fi
   if [ "$cmake" != system ]; then cmake_folder=/opt/cmake-$cmake/bin; fi
   if [ "$tests" = guide ]; then
-    options=(-DHEED_BUILD_EXAMPLES=ON -DHEED_BUILD_BENCHMARKS=OFF -DHEED_BUILD_DISTRIBUTED=OFF)
+    options=(-DHEED_BUILD_EXAMPLES=ON -DHEED_BUILD_BENCHMARKS=OFF -DHEED_BUILD_DISTRIBUTED=OFF -DCMAKE_UNITY_BUILD=OFF)
     targets="guide heed_libraries"
     chosen_tests=(--tests-regex "^(examples[.]guide|package[.]$library)\$")
   fi
