@@ -289,8 +289,8 @@ use_sanitizers() {
   set_sanitizer_options
 }
 
-# Builds go into build/tsan, with ThreadSanitizer. LibTorch is not instrumented, so that what it waits for is not seen;
-# neither is memory that it frees taken into account.
+# Builds go into build/tsan, with ThreadSanitizer. LibTorch is not instrumented: its waits are not seen, and its accesses
+# are passed over.
 use_thread_sanitizer() {
   heed_preset=tsan
   heed_build=$(realpath -m "${HEED_BUILD_DIR:-build/tsan}")

@@ -23,6 +23,7 @@
 #include "support/inputs.h"
 #include "support/memory.h"
 #include "support/seeds.h"
+#include "support/threads.h"
 #include "unit/routes.h"
 
 namespace heed::test {
@@ -397,22 +398,10 @@ TEST(AttendBlock, ABiasOfZeroChangesNoBit) {
   }
 }
 
-/// Each thread has memory of its own.
-class TwoThreads {
- public:
-  TwoThreads() : threads_(at::get_num_threads()) { at::set_num_threads(2); }
-  ~TwoThreads() { at::set_num_threads(threads_); }
-  TwoThreads(const TwoThreads&) = delete;
-  TwoThreads& operator=(const TwoThreads&) = delete;
-
- private:
-  int threads_;
-};
-
 /// No tensor of L x S, in the forward and in the backward pass, whatever the options.
 TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
   const ScopedPath scope(AttendPath::block);
-  const TwoThreads threads;
+  const ThreadsGuard guard(2);  // each thread has memory of its own
   const auto peak = [](int64_t length) {
     const Sizes s{1, 2, 2, length, length, 16, 16};
     const auto inputs = with_grad(make_inputs(s, at::kFloat));
@@ -432,7 +421,7 @@ TEST(AttendBlock, NeedsMemoryLinearInTheLength) {
 /// Windows, global tokens and biases by distance need no matrix of L x S.
 TEST(AttendBlock, NeedsMemoryLinearInTheLengthByDistance) {
   const ScopedPath scope(AttendPath::block);
-  const TwoThreads threads;
+  const ThreadsGuard guard(2);  // each thread has memory of its own
   const auto peak = [](int64_t length) {
     const Sizes s{1, 2, 2, length, length, 16, 16};
     const auto inputs = with_grad(make_inputs(s, at::kFloat));

@@ -159,13 +159,6 @@ TEST_P(Kernels, NormalizeRows) {
   }
 }
 
-at::Tensor gated(const at::Tensor& gate, const at::Tensor& up, const detail::SwiGluForm& form) {
-  const auto g = at::where(gate > form.limit, form.limit, gate);
-  const auto below = at::where(up > form.limit, form.limit, up);
-  const auto u = at::where(up < -form.limit, -form.limit, below);
-  return g * at::sigmoid(form.beta * g) * (u + form.offset);
-}
-
 /// The usual one, one with a limit that many elements are beyond, and each number by itself.
 std::vector<detail::SwiGluForm> forms() {
   std::vector<detail::SwiGluForm> all(5);

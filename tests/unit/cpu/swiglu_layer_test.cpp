@@ -67,14 +67,10 @@ Tensors expected_of(const LayerCase& in, const detail::SwiGluHidden& kept) {
   };
   const auto x = leaf(in.rows), w_gate = leaf(in.layer.gate), w_up = leaf(in.layer.up),
              w_out = leaf(in.layer.out);
-  const auto& form = in.layer.form;
   const auto rows = in.rows.size(0);
-  const auto given_gate = rounded(x.matmul(w_gate.t()), rows_of(kept.gate, rows));
-  const auto gate = at::where(given_gate > form.limit, form.limit, given_gate);
-  const auto given_up = rounded(x.matmul(w_up.t()), rows_of(kept.up, rows));
-  const auto below = at::where(given_up > form.limit, form.limit, given_up);
-  const auto up = at::where(below < -form.limit, -form.limit, below) + form.offset;
-  const auto y = (gate * at::sigmoid(form.beta * gate) * up).matmul(w_out.t());
+  const auto gate = rounded(x.matmul(w_gate.t()), rows_of(kept.gate, rows));
+  const auto up = rounded(x.matmul(w_up.t()), rows_of(kept.up, rows));
+  const auto y = gated(gate, up, in.layer.form).matmul(w_out.t());
   auto all = torch::autograd::grad({y}, {x, w_gate, w_up, w_out}, {in.gradient.to(at::kDouble)});
   all.insert(all.begin(), y.detach());
   return all;

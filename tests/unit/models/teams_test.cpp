@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randint.h>
@@ -14,13 +13,13 @@
 
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/reference.h"
 #include "support/seeds.h"
+#include "support/threads.h"
 #include "support/transformers.h"
 
 /// Teams of threads compute what one thread computes, and threads that share a model do what each
@@ -33,20 +32,6 @@ constexpr int64_t V = 200, E = 64, H = 4, G = 2;
 constexpr int kTeam = 4;
 
 using Tensors = std::vector<at::Tensor>;
-
-/// The number of threads of LibTorch, until the end of a scope.
-class ThreadsGuard {
- public:
-  explicit ThreadsGuard(int threads) : before_(at::get_num_threads()) {
-    at::set_num_threads(threads);
-  }
-  ~ThreadsGuard() { at::set_num_threads(before_); }
-  ThreadsGuard(const ThreadsGuard&) = delete;
-  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
-
- private:
-  int before_;
-};
 
 /// Runs work() with the same random numbers by one thread and by a team. Their sums may be added in
 /// another order.
@@ -181,14 +166,6 @@ TEST(Teams, ReadPackedWeights) {
 
 constexpr int kThreads = 4;
 
-/// Runs work(0) to work(kThreads - 1), each on a thread of its own.
-template <typename Work>
-void on_threads(const Work& work) {
-  std::vector<std::thread> threads;
-  for (size_t n = 0; n < kThreads; ++n) threads.emplace_back(work, n);
-  for (auto& thread : threads) thread.join();
-}
-
 /// Packed weights of all modules share large blocks of memory.
 TEST(Threads, PackModules) {
   torch::manual_seed(moved(93));
@@ -200,15 +177,16 @@ TEST(Threads, PackModules) {
     layers.emplace_back(FeedForwardOptions(512));
     expected.push_back(layers.back()(x));
   }
-  on_threads([&](size_t n) {
+  on_threads(kThreads, [&](int n) {
     const at::NoGradGuard no_grad_here;
-    pack_weights(*layers[n]);
-    outputs[n] = layers[n](x);
+    auto& layer = layers[static_cast<size_t>(n)];
+    pack_weights(*layer);
+    outputs[static_cast<size_t>(n)] = layer(x);
   });
   EXPECT_TRUE(are_alike(outputs, expected, 1e-5));
 }
 
-/// As a server does: each thread has a cache of its own.
+/// Each thread has a cache of its own, as in a server.
 TEST(Threads, ServeOneModel) {
   constexpr int64_t kPrompt = 20;
   const ThreadsGuard alone_in_a_team(1);
@@ -222,7 +200,10 @@ TEST(Threads, ServeOneModel) {
       tokens.push_back(at::randint(V, {1, kPrompt + 5}, at::kLong));
       expected.push_back(scores_of(model, tokens.back(), kPrompt));
     }
-    on_threads([&](size_t n) { scores[n] = scores_of(model, tokens[n], kPrompt); });
+    on_threads(kThreads, [&](int thread) {
+      const auto n = static_cast<size_t>(thread);
+      scores[n] = scores_of(model, tokens[n], kPrompt);
+    });
     for (size_t n = 0; n < kThreads; ++n) {
       EXPECT_TRUE(at::cat(scores[n], 1).equal(at::cat(expected[n], 1))) << n;
     }

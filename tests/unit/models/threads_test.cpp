@@ -15,12 +15,12 @@
 
 #include <fstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "support/expect.h"
 #include "support/inputs.h"
 #include "support/seeds.h"
+#include "support/threads.h"
 
 namespace heed::test {
 namespace {
@@ -54,14 +54,6 @@ std::vector<Subject> subjects(double dropout) {
                GroupQueryAttention(GroupQueryAttentionOptions(groups).alibi(true).window(3)))}};
 }
 
-/// Runs `work(0)` to `work(kThreads - 1)`, each on a thread of its own.
-template <typename Work>
-void on_threads(const Work& work) {
-  std::vector<std::thread> threads;
-  for (int n = 0; n < kThreads; ++n) threads.emplace_back(work, n);
-  for (auto& thread : threads) thread.join();
-}
-
 /// Lengths differ, so that threads take from each other what a module remembers of the last call.
 TEST(Threads, ShareAModule) {
   constexpr int kCalls = 1250;
@@ -75,7 +67,7 @@ TEST(Threads, ShareAModule) {
       alone.push_back(module.forward(inputs.back()));
     }
     std::vector<int> different(kThreads);
-    on_threads([&, shared = &module](int n) {
+    on_threads(kThreads, [&, shared = &module](int n) {
       const at::NoGradGuard no_grad_here;
       for (int call = 0; call < kCalls; ++call) {
         const auto i = static_cast<size_t>((n + call) % kThreads);
@@ -120,7 +112,7 @@ Trained train_all(bool in_parallel, double dropout) {
     trained.losses[i] = train(modules[i], input);
   };
   if (in_parallel) {
-    on_threads(work);
+    on_threads(kThreads, work);
   } else {
     for (int n = 0; n < kThreads; ++n) work(n);
   }
