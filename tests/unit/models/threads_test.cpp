@@ -147,6 +147,9 @@ int threads_of_process() {
 /// Waking a team takes microseconds, and far longer where other programs use the cores: the thread
 /// that calls does small work alone.
 TEST(Threads, SleepThroughSmallWork) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "with ThreadSanitizer, the threads of a team end with its work";
+#endif
   at::set_num_threads(4);
   const auto attend_all = [](at::IntArrayRef sizes) {
     const auto query = uniform(sizes, at::kFloat).requires_grad_();
