@@ -129,6 +129,7 @@ void expect_survives(const std::function<Work(const ProcessGroup&)>& prepare, in
     for (int64_t n = 1; n <= allocations; n += step) {
       SCOPED_TRACE("allocation " + std::to_string(n) + " of " + std::to_string(allocations));
       const auto group = distributed::subgroup(all, {0, 1, 2}, "fails_" + std::to_string(n));
+      all->barrier()->wait();  // a process may be ready while others still connect to each other
       Tensors results;
       const auto run = work(group);
       if (all->getRank() == kVictim) FailingAllocator::countdown = n;
