@@ -3,14 +3,15 @@
 
 #include "cpu/isa/finish_rows.h"
 #include "cpu/isa/instruction_set.h"
+#include "cpu/isa/micro_tile_sums.h"
 #include "cpu/isa/simd.h"
 
 // With few input rows, a product reads the weight as it is packed:
 //
-//   for 1, 2 or 4 vectors of outputs:                           # add_few
-//     sums [R <= 4 rows, vectors] = 0, in registers
+//   for 1, 2 or 4 vectors of outputs:                           # add_few, add_few_pairs
+//     sums [R <= 4 or 8 rows, vectors] = 0, in registers
 //     for each number or pair of numbers of the depth, or of a group of it:
-//       load the row's elements and convert them to float
+//       load the row's elements, and convert them to float unless pairs are multiplied as they are
 //       sums += input[r][k] * weight[k]
 //
 // With more, blocks of it become operands of a matrix product, in the L1 or L2 cache:
@@ -62,10 +63,11 @@ inline Vec<uint32_t> pairs_of(Vec<float> first, Vec<float> second) {
 }
 
 // How a format loads vectors of kStep neighboring numbers of the depth, from `values` on, which
-// take kBytes for the outputs of a panel.
+// take kBytes for the outputs of a panel, as operands of a product.
 
 template <typename Element>
 struct RowsOf {
+  typedef float Operand;
   static constexpr int64_t kStep = 1, kBytes = kPackedPanel * sizeof(Element);
   static void load_step(const char* values, int64_t column, Vec<float> (&to)[1]) {
     to[0] = load(reinterpret_cast<const Element*>(values) + column);
@@ -73,6 +75,7 @@ struct RowsOf {
 };
 
 struct RowsOfPairs {
+  typedef float Operand;
   static constexpr int64_t kStep = 2, kBytes = kPackedPanel * sizeof(BFloat16Pair);
   static void load_step(const char* values, int64_t column, Vec<float> (&to)[2]) {
     const auto pairs = load(reinterpret_cast<const BFloat16Pair*>(values) + column);
@@ -82,6 +85,7 @@ struct RowsOfPairs {
 };
 
 struct RowsOfInt4 {
+  typedef float Operand;
   static constexpr int64_t kStep = 2, kBytes = kPackedPanel;
   static void load_step(const char* values, int64_t column, Vec<float> (&to)[2]) {
     const auto bytes = load_bytes(reinterpret_cast<const uint8_t*>(values) + column);
@@ -98,6 +102,37 @@ struct RowsOfInt4 {
     to[0] = to_float(bytes & 15);
     to[1] = to_float(bytes >> 4);
 #endif
+  }
+};
+
+// The same as pairs of bfloat16, which holds integers up to 256 exactly.
+
+struct PairsAsTheyAre {
+  typedef BFloat16Pair Operand;
+  static constexpr int64_t kStep = 2, kBytes = RowsOfPairs::kBytes;
+  static void load_step(const char* values, int64_t column, Vec<BFloat16Pair> (&to)[1]) {
+    to[0] = load(reinterpret_cast<const BFloat16Pair*>(values) + column);
+  }
+};
+
+struct PairsOfInt8 {
+  typedef BFloat16Pair Operand;
+  static constexpr int64_t kStep = 2, kBytes = 2 * kPackedPanel;
+  static void load_step(const char* values, int64_t column, Vec<BFloat16Pair> (&to)[1]) {
+    const auto* first = reinterpret_cast<const Int8*>(values) + column;
+    to[0] = (bit_cast<Vec<BFloat16Pair>>(load(first)) >> 16) |
+            bit_cast<Vec<BFloat16Pair>>(load(first + kPackedPanel));
+  }
+};
+
+struct PairsOfInt4 {
+  typedef BFloat16Pair Operand;
+  static constexpr int64_t kStep = 2, kBytes = RowsOfInt4::kBytes;
+  static void load_step(const char* values, int64_t column, Vec<BFloat16Pair> (&to)[1]) {
+    Vec<float> numbers[2];
+    RowsOfInt4::load_step(values, column, numbers);
+    to[0] = (bit_cast<Vec<BFloat16Pair>>(numbers[0]) >> 16) |
+            bit_cast<Vec<BFloat16Pair>>(numbers[1]);
   }
 };
 
@@ -153,17 +188,20 @@ void to_floats(const PackedRows& from, float* to) {
 }
 
 void int8_to_pairs(const PackedRows& from, BFloat16Pair* to) {
-  const auto* values = static_cast<const Int8*>(from.values);
-  for (int64_t row = 0; row < from.count; row += 2) {
-    const bool has_second = row + 1 < from.count;
+  const auto* values = static_cast<const char*>(from.values);
+  for (int64_t row = 0; row < from.count; row += 2, to += kPackedPanel) {
     for (int64_t column = 0; column < from.columns; column += kWidth) {
-      const auto* first = values + row * kPackedPanel + column;
-      // bfloat16 holds integers up to 256 exactly.
-      const auto low = bit_cast<Vec<uint32_t>>(load(first)) >> 16;
-      const auto high =
-          has_second ? bit_cast<Vec<uint32_t>>(load(first + kPackedPanel)) : Vec<uint32_t>{};
-      store(to + row / 2 * kPackedPanel + column, low | high);
+      Vec<BFloat16Pair> pairs[1];
+      if (row + 1 < from.count) {
+        PairsOfInt8::load_step(values, column, pairs);
+      } else {
+        Vec<float> last[1];
+        RowsOf<Int8>::load_step(values, column, last);
+        pairs[0] = bit_cast<Vec<BFloat16Pair>>(last[0]) >> 16;
+      }
+      store(to + column, pairs[0]);
     }
+    values += PairsOfInt8::kBytes;
   }
 }
 
@@ -172,27 +210,33 @@ static_assert(kPackedPanel % (kFewVectors * kWidth) == 0);
 
 /// sums = the products over numbers [first, last) of the depth.
 template <typename Loader, int64_t R, int64_t V>
-inline void multiply_few(const PackedFew& few, int64_t first, int64_t last, int64_t column,
-                         Vec<float> (&sums)[R][V]) {
+inline void multiply_few(const PackedFew<typename Loader::Operand>& few, int64_t first,
+                         int64_t last, int64_t column, Vec<float> (&sums)[R][V]) {
+  typedef typename Loader::Operand Operand;
   constexpr int64_t kStep = Loader::kStep, kBytes = Loader::kBytes;
-  constexpr int64_t kAhead = 8192;  // two pages: the hardware prefetches none beyond a page's end
+  constexpr int64_t kOperands = kStep / kDepthOf<Operand>;
+  // The passes over the columns of a panel share the prefetching of what is read next: in a single
+  // pass two pages ahead, since the hardware prefetches none beyond a page's end, else a block.
+  constexpr int64_t kPasses = kPackedPanel / (V * kWidth);
+  constexpr int64_t kAhead = kPasses == 1 ? 8192 : 512 / kStep * kBytes;
+  const int64_t pass = column / (V * kWidth);
   const auto* values = static_cast<const char*>(few.weight.values) + first / kStep * kBytes;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int64_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int64_t v = 0; v < V; ++v) sums[r][v] = Vec<float>{};
   }
   for (int64_t k = first; k < last; k += kStep, values += kBytes) {
-    if (column == 0) prefetch<kBytes, 3>(values + kAhead);
+    if (k / kStep % kPasses == pass) prefetch<kBytes, 3>(values + kAhead);
 #pragma GCC unroll 4
     for (int64_t v = 0; v < V; ++v) {
-      Vec<float> weights[kStep];
+      Vec<Operand> weights[kOperands];
       Loader::load_step(values, column + v * kWidth, weights);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int64_t r = 0; r < R; ++r) {
-        const float* x = few.input + r * few.input_row + k;
+        const Operand* x = few.input + r * few.input_row + k / kDepthOf<Operand>;
 #pragma GCC unroll 2
-        for (int64_t i = 0; i < kStep; ++i) sums[r][v] += weights[i] * x[i];
+        for (int64_t i = 0; i < kOperands; ++i) add_product(x[i], weights[i], sums[r][v]);
       }
     }
   }
@@ -201,7 +245,7 @@ inline void multiply_few(const PackedFew& few, int64_t first, int64_t last, int6
 /// Adds the products of R rows and V vectors of outputs. Those of int4 are multiplied by the scales
 /// of each group.
 template <typename Loader, int64_t R, int64_t V>
-void add_few_columns(const PackedFew& few, int64_t column) {
+void add_few_columns(const PackedFew<typename Loader::Operand>& few, int64_t column) {
   const auto& weight = few.weight;
   const bool has_groups = weight.scales != nullptr;
   const int64_t each = has_groups ? weight.group : weight.count;
@@ -210,7 +254,7 @@ void add_few_columns(const PackedFew& few, int64_t column) {
     multiply_few<Loader, R, V>(few, first, first + each, column, products);
     const auto* scales = static_cast<const BFloat16*>(weight.scales) + group * kPackedPanel;
     const auto* offsets = static_cast<const BFloat16*>(weight.offsets) + group * kPackedPanel;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int64_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (int64_t v = 0; v < V; ++v) {
@@ -228,29 +272,29 @@ void add_few_columns(const PackedFew& few, int64_t column) {
 }
 
 template <typename Loader, int64_t R>
-void add_few_rows(const PackedFew& few) {
+void add_few_rows(const PackedFew<typename Loader::Operand>& few) {
+  constexpr int64_t kVectors = R > kPackedFew<float> ? kFewVectors / 2 : kFewVectors;
   int64_t column = 0;
-  for (; column + kFewVectors * kWidth <= few.weight.columns; column += kFewVectors * kWidth) {
-    add_few_columns<Loader, R, kFewVectors>(few, column);
+  for (; column + kVectors * kWidth <= few.weight.columns; column += kVectors * kWidth) {
+    add_few_columns<Loader, R, kVectors>(few, column);
   }
   for (; column < few.weight.columns; column += kWidth) {
     add_few_columns<Loader, R, 1>(few, column);
   }
 }
 
-template <typename Loader>
-void add_few(const PackedFew& few) {
-  static_assert(kPackedFew == 4);
-  switch (few.rows) {
-    case 1:
-      return add_few_rows<Loader, 1>(few);
-    case 2:
-      return add_few_rows<Loader, 2>(few);
-    case 3:
-      return add_few_rows<Loader, 3>(few);
-    default:
-      return add_few_rows<Loader, kPackedFew>(few);
+template <typename Loader, int64_t MostRows = kPackedFew<typename Loader::Operand>>
+void add_few(const PackedFew<typename Loader::Operand>& few) {
+  if constexpr (MostRows > 1) {
+    if (few.rows < MostRows) return add_few<Loader, MostRows - 1>(few);
   }
+  add_few_rows<Loader, MostRows>(few);
+}
+
+template <typename Loader>
+constexpr auto add_few_pairs() -> void (*)(const PackedFew<BFloat16Pair>&) {
+  if constexpr (kMultipliesBFloat16) return add_few<Loader>;
+  return nullptr;
 }
 
 void sum_groups(const float* from, int64_t count, int64_t group, float* to) {
@@ -284,6 +328,8 @@ const PackedKernels packed_kernels = {
     {nullptr, nullptr, nullptr, int8_to_pairs, int4_to_pairs},
     {add_few<RowsOf<float>>, add_few<RowsOfPairs>, add_few<RowsOf<Half>>, add_few<RowsOf<Int8>>,
      add_few<RowsOfInt4>},
+    {nullptr, add_few_pairs<PairsAsTheyAre>(), nullptr, add_few_pairs<PairsOfInt8>(),
+     add_few_pairs<PairsOfInt4>()},
     sum_groups,
     finish};
 

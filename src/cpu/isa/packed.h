@@ -29,14 +29,16 @@ struct PackedRows {
   int64_t columns;  // outputs; a multiple of kColumnMultiple
 };
 
-/// The largest number of input rows that PackedKernels::add_few takes.
-constexpr int64_t kPackedFew = 4;
+/// The largest number of input rows that PackedKernels::add_few and add_few_pairs take.
+template <typename Operand>
+constexpr int64_t kPackedFew = 4 * kDepthOf<Operand>;
 
 /// sums [rows, columns] += input weight^T, for a block of the depth. Rows of sums are kPackedPanel
 /// apart.
+template <typename Operand>
 struct PackedFew {
   PackedRows weight;
-  const float* input;  // rows are input_row apart; a number of 0 follows an odd count
+  const Operand* input;  // rows are input_row apart; a number of 0 follows an odd count
   int64_t input_row, rows;
   const float* group_sums;  // int4: the sums of the input over its groups; or null
   int64_t group_sums_row;
@@ -61,7 +63,10 @@ struct PackedKernels {
   /// cannot hold.
   void (*to_pairs[kPackedFormats])(const PackedRows& from, BFloat16Pair* to);
   /// Products of few rows, which read the weight as it is packed. By PackedFormat.
-  void (*add_few[kPackedFormats])(const PackedFew& few);
+  void (*add_few[kPackedFormats])(const PackedFew<float>& few);
+  /// Those of pairs of bfloat16; of int8, the depth is even. Null for a format that bfloat16 cannot
+  /// hold, and unless InstructionSet::multiplies_bfloat16.
+  void (*add_few_pairs[kPackedFormats])(const PackedFew<BFloat16Pair>& few);
   /// to[i] = the sum of group i of `count` numbers. A group is a multiple of 32.
   void (*sum_groups)(const float* from, int64_t count, int64_t group, float* to);
   void (*finish)(const PackedOutputs& outputs);

@@ -28,7 +28,7 @@
 //       output = sums * scales + bias                                # cpu/isa/packed.cpp
 //
 // With up to 8 rows, sums += a b reads the weight as it is packed, 512 numbers of the depth for 4
-// rows at a time: add_few of cpu/isa/packed.cpp.
+// rows of floats, or 8 of pairs, at a time: add_few and add_few_pairs of cpu/isa/packed.cpp.
 //
 // Each weight is read once for up to 480 rows. With few rows memory is the bound, with many the
 // multiply units. docs/kernels.md, "Packed weights".
@@ -74,10 +74,11 @@ struct InputRows<ByteQuad, Sum> {
   int64_t depth = 0;
 };
 
-/// Few rows: floats, with a 0 after an odd number of them, and the sums of the groups of int4.
+/// Few rows, with a 0 after an odd number of elements, and the sums of the groups of int4.
+template <typename Operand>
 struct FewInputRows {
   at::Tensor memory, sums;
-  const float* data = nullptr;
+  const Operand* data = nullptr;
   int64_t count = 0, row = 0;
   const float* group_sums = nullptr;
   int64_t groups = 0;
@@ -85,10 +86,11 @@ struct FewInputRows {
 
 constexpr int64_t kFewPackedRows = 8;
 
-FewInputRows as_few(const at::Tensor& input, int64_t rows, int64_t group) {
+/// Floats of the input.
+FewInputRows<float> as_few(const at::Tensor& input, int64_t rows, int64_t group) {
   const auto from = dense(input);
   const auto depth = input.size(-1), row = round_up(depth, int64_t{2});
-  FewInputRows few;
+  FewInputRows<float> few;
   few.memory = empty_on_cpu({rows, row}, at::kFloat);
   auto* to = few.memory.mutable_data_ptr<float>();
   instruction_set().matrix.of_float.pack(rows_at(from, 0, rows, depth), to, row);
@@ -131,6 +133,23 @@ InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
   instruction_set().matrix.of_pairs.pack(rows_at(from, 0, rows, depth), to, pairs);
   std::fill(to + rows * pairs, to + padded * pairs, 0);
   return {memory, to, padded, pairs};
+}
+
+/// Pairs of the input.
+FewInputRows<BFloat16Pair> as_few_pairs(const at::Tensor& input, int64_t rows, int64_t group) {
+  FewInputRows<BFloat16Pair> few;
+  if (group > 0) {
+    const auto floats = as_few(input, rows, group);
+    few.sums = floats.sums;
+    few.group_sums = floats.group_sums;
+    few.groups = floats.groups;
+  }
+  const auto all = as_pairs(input, rows);
+  few.memory = all.memory;
+  few.data = all.data;
+  few.count = rows;
+  few.row = all.depth;
+  return few;
 }
 
 /// `group` is that of int4, or 0.
@@ -296,20 +315,29 @@ void write(const PackedOutputs& outputs, const InputRows<ByteQuad, int32_t>& inp
        input.scales.const_data_ptr<float>() + row, outputs.scales, outputs.bias, outputs.to});
 }
 
+auto add_few_of(const FewInputRows<float>& /*input*/, PackedFormat format) {
+  return instruction_set().packed.add_few[static_cast<int>(format)];
+}
+auto add_few_of(const FewInputRows<BFloat16Pair>& /*input*/, PackedFormat format) {
+  return instruction_set().packed.add_few_pairs[static_cast<int>(format)];
+}
+
 /// The product of few rows with some columns of a panel.
-void compute_few(const FewInputRows& input, const LayerOutputs& layer,
+template <typename Operand>
+void compute_few(const FewInputRows<Operand>& input, const LayerOutputs& layer,
                  const PanelColumns& columns) {
   const auto& weight = layer.weight;
   constexpr int64_t kNumbers = 512;  // of a panel, which stay in the L1 or L2 cache
-  const auto add = instruction_set().packed.add_few[static_cast<int>(weight.format)];
+  const auto add = add_few_of(input, weight.format);
   std::array<float, kFewPackedRows * kPackedPanel> sums{};
   for (int64_t first = 0; first < weight.depth; first += kNumbers) {
     const auto block =
         packed_rows(weight, columns, first, std::min(kNumbers, weight.depth - first));
     const auto group = weight.group > 0 ? first / weight.group : 0;
-    for (int64_t row = 0; row < input.count; row += kPackedFew) {
-      add({block, input.data + row * input.row + first, input.row,
-           std::min(kPackedFew, input.count - row), input.group_sums + row * input.groups + group,
+    constexpr auto kRows = kPackedFew<Operand>;
+    for (int64_t row = 0; row < input.count; row += kRows) {
+      add({block, input.data + row * input.row + first / kDepthOf<Operand>, input.row,
+           std::min(kRows, input.count - row), input.group_sums + row * input.groups + group,
            input.groups, sums.data() + row * kPackedPanel});
     }
   }
@@ -445,6 +473,15 @@ bool in_pairs(const at::Tensor& input, const PackedWeight& weight) {
          has_pairs(weight.format);
 }
 
+/// The same of few rows. It takes longer to make pairs than floats of int4, and yet longer of int8,
+/// which pays where more rows use them.
+bool few_in_pairs(const at::Tensor& input, const PackedWeight& weight, int64_t rows) {
+  if (!in_pairs(input, weight)) return false;
+  if (weight.format == PackedFormat::int4) return rows > 1;
+  return weight.format == PackedFormat::bfloat16 ||
+         (rows > kPackedFew<float> && weight.depth % 2 == 0);
+}
+
 }  // namespace
 
 std::vector<at::Tensor> linear_packed(const at::Tensor& input,
@@ -467,11 +504,15 @@ std::vector<at::Tensor> linear_packed(const at::Tensor& input,
       PackedLayer(operands, {*weights[i], layers[i].bias, outputs[i]}).compute(columns, rows);
     });
   };
-  if (rows <= kFewPackedRows) {
-    const auto few = as_few(input, rows, first.group);
+  const auto compute_few_rows = [&](const auto& few) {
     for_layers(weights, rows, [&](size_t i, const PanelColumns& columns) {
       compute_few(few, {*weights[i], layers[i].bias, outputs[i]}, columns);
     });
+  };
+  if (rows <= kFewPackedRows && few_in_pairs(input, first, rows)) {
+    compute_few_rows(as_few_pairs(input, rows, first.group));
+  } else if (rows <= kFewPackedRows) {
+    compute_few_rows(as_few(input, rows, first.group));
   } else if (in_quads(first)) {
     if (first.format == PackedFormat::int4) {
       compute_rows(as_quads<float>(input, rows, first.group));

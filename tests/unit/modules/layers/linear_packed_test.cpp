@@ -122,7 +122,7 @@ TEST(LinearPacked, IsRightInEveryInstructionSet) {
     const detail::ScopedInstructionSet in_force(*set);
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       for (const auto format : kFormats) {
-        for (const int64_t rows : {1, 3, 6, 16, 33}) {
+        for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 16, 33}) {
           for (const int64_t outputs : {1, 65, 200}) {
             const bool has_groups = format == PackedFormat::int4;
             const auto depths =
