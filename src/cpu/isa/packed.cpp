@@ -131,8 +131,8 @@ struct PairsOfInt4 {
   static void load_step(const char* values, int64_t column, Vec<BFloat16Pair> (&to)[1]) {
     Vec<float> numbers[2];
     RowsOfInt4::load_step(values, column, numbers);
-    to[0] = (bit_cast<Vec<BFloat16Pair>>(numbers[0]) >> 16) |
-            bit_cast<Vec<BFloat16Pair>>(numbers[1]);
+    to[0] =
+        (bit_cast<Vec<BFloat16Pair>>(numbers[0]) >> 16) | bit_cast<Vec<BFloat16Pair>>(numbers[1]);
   }
 };
 
