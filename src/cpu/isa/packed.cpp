@@ -215,9 +215,10 @@ inline void multiply_few(const PackedFew<typename Loader::Operand>& few, int64_t
   typedef typename Loader::Operand Operand;
   constexpr int64_t kStep = Loader::kStep, kBytes = Loader::kBytes;
   constexpr int64_t kOperands = kStep / kDepthOf<Operand>;
-  // The passes over the columns of a panel share the prefetching of what is read next: in a single
-  // pass two pages ahead, since the hardware prefetches none beyond a page's end, else a block.
-  constexpr int64_t kPasses = kPackedPanel / (V * kWidth);
+  // Several passes over the columns of a panel share the prefetching of a block, which is read
+  // next. A single one, and those over the last columns, prefetch two pages ahead: the hardware
+  // prefetches none beyond a page's end.
+  constexpr int64_t kPasses = V == 1 ? 1 : kPackedPanel / (V * kWidth);
   constexpr int64_t kAhead = kPasses == 1 ? 8192 : 512 / kStep * kBytes;
   const int64_t pass = column / (V * kWidth);
   const auto* values = static_cast<const char*>(few.weight.values) + first / kStep * kBytes;
@@ -227,7 +228,8 @@ inline void multiply_few(const PackedFew<typename Loader::Operand>& few, int64_t
     for (int64_t v = 0; v < V; ++v) sums[r][v] = Vec<float>{};
   }
   for (int64_t k = first; k < last; k += kStep, values += kBytes) {
-    if (k / kStep % kPasses == pass) prefetch<kBytes, 3>(values + kAhead);
+    if (kPasses == 1 ? pass == 0 : k / kStep % kPasses == pass)
+      prefetch<kBytes, 3>(values + kAhead);
 #pragma GCC unroll 4
     for (int64_t v = 0; v < V; ++v) {
       Vec<Operand> weights[kOperands];

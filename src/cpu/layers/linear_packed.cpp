@@ -473,13 +473,11 @@ bool in_pairs(const at::Tensor& input, const PackedWeight& weight) {
          has_pairs(weight.format);
 }
 
-/// The same of few rows. It takes longer to make pairs than floats of int4, and yet longer of int8,
-/// which pays where more rows use them.
+/// The same of few rows. A single row is read from memory a little faster as floats. Making pairs
+/// of int8 takes longer, which pays where more rows use them.
 bool few_in_pairs(const at::Tensor& input, const PackedWeight& weight, int64_t rows) {
-  if (!in_pairs(input, weight)) return false;
-  if (weight.format == PackedFormat::int4) return rows > 1;
-  return weight.format == PackedFormat::bfloat16 ||
-         (rows > kPackedFew<float> && weight.depth % 2 == 0);
+  if (rows == 1 || !in_pairs(input, weight)) return false;
+  return weight.format != PackedFormat::int8 || (rows > kPackedFew<float> && weight.depth % 2 == 0);
 }
 
 }  // namespace
