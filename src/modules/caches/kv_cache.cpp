@@ -18,10 +18,12 @@
 
 #include "core/check_memory.h"
 #include "core/checks.h"
+#include "core/direct.h"
 #include "core/offsets.h"
 #include "core/to_device.h"
 #include "modules/caches/caches.h"
 #include "modules/caches/step_angles.h"
+#include "modules/caches/write_rows.h"
 #include "modules/layers/remembered_angles.h"
 
 namespace heed {
@@ -78,6 +80,12 @@ void check_appended(const char* name, const at::Tensor& tensor, const at::Tensor
     detail::check_same_dim(kAppend, name, tensor, "cache", cache, dim);
   }
   detail::check_written(kAppend, name, tensor, cache);
+}
+
+/// The first `count` rows of heads [B, G, capacity, D].
+at::Tensor first_rows(const at::Tensor& heads, int64_t count) {
+  const auto sizes = heads.sizes();
+  return detail::strided_view(heads, {sizes[0], sizes[1], count, sizes[3]}, heads.strides());
 }
 
 /// The numbers 0 to count - 1.
@@ -230,7 +238,7 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
   make_room(count, counts);
   if (counts.empty() && detail::all_equal(stored_)) {
     for (size_t i = 0; i < added.size(); ++i) {
-      stored_heads_[i].narrow(2, stored_[0], count).copy_(added[i]);
+      detail::write_rows(stored_heads_[i], stored_[0], added[i]);
     }
   } else if (!device.is_cpu()) {
     write(added, detail::to_device(stored_, device),
@@ -306,9 +314,9 @@ void KVCache::rotate_for(const char* function, int64_t count, at::IntArrayRef co
   rotated_for_ = std::move(kept);
 }
 
-at::Tensor KVCache::keys() const { return stored_heads_[0].narrow(2, 0, stored()); }
+at::Tensor KVCache::keys() const { return first_rows(stored_heads_[0], stored()); }
 
-at::Tensor KVCache::values() const { return stored_heads_[1].narrow(2, 0, stored()); }
+at::Tensor KVCache::values() const { return first_rows(stored_heads_[1], stored()); }
 
 at::Tensor KVCache::key_scales() const {
   return detail::is_quantized(options_.dtype()) ? stored_heads_[2].narrow(2, 0, stored()).squeeze(3)

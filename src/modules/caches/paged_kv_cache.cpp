@@ -18,8 +18,8 @@
 #include "core/draft_tree.h"
 #include "core/problem.h"
 #include "modules/caches/caches.h"
-#include "modules/caches/page_rows.h"
 #include "modules/caches/paged_state.h"
+#include "modules/caches/write_rows.h"
 #include "modules/count.h"
 
 namespace heed {

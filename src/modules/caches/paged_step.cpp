@@ -15,9 +15,9 @@
 #include "core/to_device.h"
 #include "modules/caches/caches.h"
 #include "modules/caches/memory_rows.h"
-#include "modules/caches/page_rows.h"
 #include "modules/caches/paged_state.h"
 #include "modules/caches/step_angles.h"
+#include "modules/caches/write_rows.h"
 
 namespace heed {
 

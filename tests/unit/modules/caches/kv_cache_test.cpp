@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
@@ -261,6 +262,38 @@ TEST(KVCache, AppendsViewsOfItself) {
   cache.append(cache.keys().narrow(2, 0, 2), cache.values().narrow(2, 0, 2));
   EXPECT_TRUE(cache.keys().equal(at::cat({keys.narrow(2, 2, 2), keys.narrow(2, 0, 2)}, 2)));
   EXPECT_TRUE(cache.values().equal(cache.keys()));
+}
+
+TEST(KVCache, AppendsAnyLayout) {
+  constexpr int64_t L = 3;
+  torch::manual_seed(moved(5));
+  const auto by_tokens = uniform({B, L, G, D}, at::kFloat).transpose(1, 2);
+  const auto by_columns = uniform({B, G, D, L}, at::kFloat).transpose(2, 3);
+  const auto expanded = uniform({1, G, 1, D}, at::kFloat).expand({B, G, L, D});
+  const auto negative = at::_neg_view(uniform({B, G, L, D}, at::kFloat));
+  const auto none = by_tokens.narrow(2, 0, 0);
+  KVCache cache(KVCacheOptions(B, G, 4 * L, D));
+  std::vector<at::Tensor> appended;
+  for (const auto& heads : {by_tokens, by_columns, none, expanded, negative}) {
+    const auto other = heads.flip(0);
+    cache.append(heads, other);
+    appended.push_back(heads);
+    EXPECT_TRUE(cache.keys().equal(at::cat(appended, 2)));
+    EXPECT_TRUE(cache.values()
+                    .narrow(2, cache.values().size(2) - heads.size(2), heads.size(2))
+                    .equal(other));
+  }
+}
+
+/// Autograd must notice that keys which it has saved are overwritten.
+TEST(KVCache, CountsItsChanges) {
+  const auto keys = uniform({B, G, 2, D}, at::kFloat);
+  KVCache cache(KVCacheOptions(B, G, 4, D));
+  cache.append(keys, keys);
+  const auto query = at::ones({D}).requires_grad_();
+  const auto product = (query * cache.keys()).sum();
+  cache.append(keys, keys);
+  EXPECT_ANY_THROW(product.backward());
 }
 
 TEST(KVCache, IsWrittenToWhereverItWasMade) {
