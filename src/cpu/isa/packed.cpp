@@ -105,7 +105,7 @@ struct RowsOfInt4 {
   }
 };
 
-// The same as pairs of bfloat16, which holds integers up to 256 exactly.
+// How a format loads a vector of pairs of neighbors. bfloat16 holds integers up to 256 exactly.
 
 struct PairsAsTheyAre {
   typedef BFloat16Pair Operand;
