@@ -97,7 +97,8 @@ inline InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
 }
 
 /// Pairs of the input.
-inline FewInputRows<BFloat16Pair> as_few_pairs(const at::Tensor& input, int64_t rows, int64_t group) {
+inline FewInputRows<BFloat16Pair> as_few_pairs(const at::Tensor& input, int64_t rows,
+                                               int64_t group) {
   FewInputRows<BFloat16Pair> few;
   if (group > 0) {
     const auto floats = as_few(input, rows, group);
