@@ -16,7 +16,9 @@
 
 #include "core/ceil_div.h"
 #include "core/error.h"
+#include "cpu/capability.h"
 #include "cpu/layers/packed_memory.h"
+#include "cpu/tensor_rows.h"
 
 // A weight is packed panel by panel, in parallel:
 //
@@ -93,6 +95,10 @@ void pack_as_is(const at::Tensor& rows, Element* to) {
 void pack_bfloat16(const at::Tensor& rows, int32_t* to) {
   const auto* from = rows.const_data_ptr<c10::BFloat16>();
   const auto depth = rows.size(1);
+  if (const auto by_vectors = instruction_set().matrix.of_pairs.pack_transposed) {
+    return by_vectors(rows_at(rows, 0, rows.size(0), depth), reinterpret_cast<BFloat16Pair*>(to),
+                      kPanel);
+  }
   for_squares(rows.size(0), depth, 2, [&](int64_t n, int64_t k) {
     const auto* pair = from + n * depth + k;
     const auto second = k + 1 < depth ? uint32_t{pair[1].x} << 16 : 0;
@@ -302,7 +308,10 @@ PackedWeight pack_weight(const at::Tensor& weight, const PackedLayout& layout) {
   const auto shapes = packed_shapes(layout, outputs, depth);
   for (size_t i = 0; i < shapes.size(); ++i) {
     const auto& [sizes, dtype] = shapes[i];
-    if (!sizes.empty()) *packed.tensors()[i] = packed_memory(sizes, dtype).zero_();
+    if (sizes.empty()) continue;
+    auto& tensor = *packed.tensors()[i];
+    tensor = packed_memory(sizes, dtype);
+    if (outputs % kPanel > 0) tensor.select(0, outputs / kPanel).zero_();  // outputs that are none
   }
   at::parallel_for(0, ceil_div(outputs, kPanel), 1, [&](int64_t begin, int64_t end) {
     const at::NoGradGuard no_grad_here;
