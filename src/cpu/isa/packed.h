@@ -64,8 +64,8 @@ struct PackedKernels {
   void (*to_pairs[kPackedFormats])(const PackedRows& from, BFloat16Pair* to);
   /// Products of few rows, which read the weight as it is packed. By PackedFormat.
   void (*add_few[kPackedFormats])(const PackedFew<float>& few);
-  /// Those of pairs of bfloat16; of int8, the depth is even. Null for a format that bfloat16 cannot
-  /// hold, and unless InstructionSet::multiplies_bfloat16.
+  /// Products of few rows by pairs of bfloat16. The depth of int8 is even. Null for a format that
+  /// bfloat16 cannot hold, and unless InstructionSet::multiplies_bfloat16.
   void (*add_few_pairs[kPackedFormats])(const PackedFew<BFloat16Pair>& few);
   /// to[i] = the sum of group i of `count` numbers. A group is a multiple of 32.
   void (*sum_groups)(const float* from, int64_t count, int64_t group, float* to);
