@@ -40,8 +40,9 @@ namespace {
 
 constexpr int64_t kOperandRun = 256, kLongestRun = 384;  // operands
 constexpr int64_t kRowsAtOnce = 480;
-constexpr int64_t kFewPackedRows = 8;
+constexpr int64_t kRegisterRows = 16;  // of AMX's; a block of rows ends with whole registers
 static_assert(kRowsAtOnce % kMicroRows == 0 && kRowsAtOnce % kRegisterRows == 0);
+constexpr int64_t kFewPackedRows = 8;
 
 /// Operands of each block of the depth, a multiple of `group` of them. Blocks are of one size: a
 /// short one takes longer to read and write sums than to multiply.
@@ -395,7 +396,8 @@ std::vector<at::Tensor> linear_packed(const at::Tensor& input,
       compute_rows(as_quads<int32_t>(input, rows, 0));
     }
   } else if (in_pairs(input, first)) {
-    compute_rows(as_pairs(input, rows));
+    const bool in_registers = instruction_set().has_tile_registers;
+    compute_rows(as_pairs(input, rows, in_registers ? round_up(rows, kRegisterRows) : rows));
   } else {
     compute_rows(as_floats(input, rows));
   }

@@ -16,14 +16,12 @@
 
 namespace heed::detail {
 
-constexpr int64_t kRegisterRows = 16;  // of AMX's; a block of rows ends with whole registers
-
 /// The rows of an input, as one kind of operand, whose products are summed as Sums.
 template <typename Operand, typename Sum = float>
 struct InputRows {
   at::Tensor memory;
   const Operand* data = nullptr;
-  int64_t count = 0;  // a multiple of kRegisterRows if products need it
+  int64_t count = 0;
   int64_t depth = 0;  // in operands, and the distance of rows
 };
 
@@ -47,7 +45,6 @@ struct FewInputRows {
   int64_t groups = 0;
 };
 
-/// Floats of the input.
 inline FewInputRows<float> as_few(const at::Tensor& input, int64_t rows, int64_t group) {
   const auto from = dense(input);
   const auto depth = input.size(-1), row = round_up(depth, int64_t{2});
@@ -82,10 +79,10 @@ inline InputRows<float> as_floats(const at::Tensor& input, int64_t rows) {
   return {memory, to, rows, depth};
 }
 
-inline InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
+/// Rows of zeros follow, `padded` in all.
+inline InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows, int64_t padded) {
   const auto depth = input.size(-1), pairs = ceil_div(depth, int64_t{2});
   const auto from = dense(input);
-  const auto padded = instruction_set().has_tile_registers ? round_up(rows, kRegisterRows) : rows;
   if (depth % 2 == 0 && padded == rows) {
     return {from, static_cast<const BFloat16Pair*>(from.const_data_ptr()), rows, pairs};
   }
@@ -96,7 +93,6 @@ inline InputRows<BFloat16Pair> as_pairs(const at::Tensor& input, int64_t rows) {
   return {memory, to, padded, pairs};
 }
 
-/// Pairs of the input.
 inline FewInputRows<BFloat16Pair> as_few_pairs(const at::Tensor& input, int64_t rows,
                                                int64_t group) {
   FewInputRows<BFloat16Pair> few;
@@ -106,7 +102,7 @@ inline FewInputRows<BFloat16Pair> as_few_pairs(const at::Tensor& input, int64_t 
     few.group_sums = floats.group_sums;
     few.groups = floats.groups;
   }
-  const auto all = as_pairs(input, rows);
+  const auto all = as_pairs(input, rows, rows);
   few.memory = all.memory;
   few.data = all.data;
   few.count = rows;
