@@ -294,7 +294,7 @@ void add_few(const PackedFew<typename Loader::Operand>& few) {
 }
 
 template <typename Loader>
-constexpr auto add_few_pairs() -> void (*)(const PackedFew<BFloat16Pair>&) {
+constexpr auto add_few_pairs() noexcept -> void (*)(const PackedFew<BFloat16Pair>&) {
   if constexpr (kMultipliesBFloat16) return add_few<Loader>;
   return nullptr;
 }
