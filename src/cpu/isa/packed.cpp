@@ -219,7 +219,7 @@ inline void multiply_few(const PackedFew<typename Loader::Operand>& few, int64_t
   // next. A single one, and those over the last columns, prefetch two pages ahead: the hardware
   // prefetches none beyond a page's end.
   constexpr int64_t kPasses = V == 1 ? 1 : kPackedPanel / (V * kWidth);
-  constexpr int64_t kAhead = kPasses == 1 ? 8192 : 512 / kStep * kBytes;
+  constexpr int64_t kAhead = kPasses == 1 ? 8192 : kPackedFewNumbers / kStep * kBytes;
   const int64_t pass = column / (V * kWidth);
   const auto* values = static_cast<const char*>(few.weight.values) + first / kStep * kBytes;
 #pragma GCC unroll 8

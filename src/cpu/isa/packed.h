@@ -33,6 +33,10 @@ struct PackedRows {
 template <typename Operand>
 constexpr int64_t kPackedFew = 4 * kDepthOf<Operand>;
 
+/// The numbers of the depth in a block of such products. Those of a panel stay in the L1 or L2
+/// cache.
+constexpr int64_t kPackedFewNumbers = 512;
+
 /// sums [rows, columns] += input weight^T, for a block of the depth. Rows of sums are kPackedPanel
 /// apart.
 template <typename Operand>

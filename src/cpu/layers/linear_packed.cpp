@@ -205,12 +205,11 @@ template <typename Operand>
 void compute_few(const FewInputRows<Operand>& input, const LayerOutputs& layer,
                  const PanelColumns& columns) {
   const auto& weight = layer.weight;
-  constexpr int64_t kNumbers = 512;  // of a panel, which stay in the L1 or L2 cache
   const auto add = add_few_of(input, weight.format);
   std::array<float, kFewPackedRows * kPackedPanel> sums{};
-  for (int64_t first = 0; first < weight.depth; first += kNumbers) {
+  for (int64_t first = 0; first < weight.depth; first += kPackedFewNumbers) {
     const auto block =
-        packed_rows(weight, columns, first, std::min(kNumbers, weight.depth - first));
+        packed_rows(weight, columns, first, std::min(kPackedFewNumbers, weight.depth - first));
     const auto group = weight.group > 0 ? first / weight.group : 0;
     constexpr auto kRows = kPackedFew<Operand>;
     for (int64_t row = 0; row < input.count; row += kRows) {

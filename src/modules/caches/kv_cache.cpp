@@ -247,7 +247,8 @@ void KVCache::append(const at::Tensor& key, const at::Tensor& value, at::IntArra
     for (int64_t b = 0; b < batch; ++b) {
       const auto more = counts.empty() ? count : counts[b];
       for (size_t i = 0; i < added.size(); ++i) {
-        stored_heads_[i][b].narrow(1, stored_[b], more).copy_(added[i][b].narrow(1, 0, more));
+        detail::write_rows(stored_heads_[i].narrow(0, b, 1), stored_[b],
+                           added[i].narrow(0, b, 1).narrow(2, 0, more));
       }
     }
   }
@@ -319,14 +320,14 @@ at::Tensor KVCache::keys() const { return first_rows(stored_heads_[0], stored())
 at::Tensor KVCache::values() const { return first_rows(stored_heads_[1], stored()); }
 
 at::Tensor KVCache::key_scales() const {
-  return detail::is_quantized(options_.dtype()) ? stored_heads_[2].narrow(2, 0, stored()).squeeze(3)
+  return detail::is_quantized(options_.dtype()) ? first_rows(stored_heads_[2], stored()).squeeze(3)
                                                 : at::Tensor();
 }
 
 at::Tensor KVCache::value_scales() const {
   if (!detail::is_quantized(options_.dtype()) || options_.value_head_dim() == 0)
     return key_scales();
-  return stored_heads_[3].narrow(2, 0, stored()).squeeze(3);
+  return first_rows(stored_heads_[3], stored()).squeeze(3);
 }
 
 std::vector<int64_t> KVCache::lengths() const {

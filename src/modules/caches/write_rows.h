@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
-/// New keys and values are written to caches without operators of LibTorch, which would take longer
-/// than the rest of a small model's step.
+/// On the CPU, new keys and values are written to caches without operators of LibTorch, which would
+/// take longer than the rest of a small model's step.
 
 namespace heed::detail {
 
