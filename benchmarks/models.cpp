@@ -18,16 +18,15 @@
 #include <ATen/ops/cat.h>
 #include <c10/core/InferenceMode.h>
 #include <heed/memory.h>
-#include <heed/pack_weights.h>
 #include <heed/pretrained.h>
 #include <heed/sampling.h>
 
 #include <chrono>
 #include <iostream>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "support/pack_formats.h"
 #include "support/throughput.h"
 
 namespace {
@@ -41,21 +40,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-heed::Decoder load(const std::string& folder, const std::string& format) {
-  static const std::map<std::string, heed::PackOptions> formats = {
-      {"as_is", heed::PackFormat::as_is},
-      {"float32", heed::PackFormat::float32},
-      {"bfloat16", heed::PackFormat::bfloat16},
-      {"int8", heed::PackFormat::int8},
-      {"int4", heed::PackFormat::int4},
-      {"int8_activations", heed::PackOptions(heed::PackFormat::int8).quantize_activations(true)},
-      {"int4_activations", heed::PackOptions(heed::PackFormat::int4).quantize_activations(true)},
-  };
-  heed::PretrainedOptions options;
-  if (format != "unpacked") options.weights(formats.at(format));
-  return heed::load_pretrained(folder, options);
-}
-
 /// Returns the tokens [1, N] that follow by scores [1, N, V].
 at::Tensor next_tokens(const at::Tensor& scores) {
   static const auto greedy = heed::SamplingOptions().temperature(0.0);
@@ -65,7 +49,8 @@ at::Tensor next_tokens(const at::Tensor& scores) {
 class Work {
  public:
   Work(const std::string& folder, const std::string& format)
-      : start_(Clock::now()), model_(load(folder, format)) {
+      : start_(Clock::now()),
+        model_(heed::load_pretrained(folder, heed::bench::pretrained_options(format))) {
     auto caches = model_->make_caches(1, 1);
     read(prompt(1), caches);
     start_seconds_ = seconds_since(start_);

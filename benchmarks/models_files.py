@@ -33,6 +33,8 @@ MODELS = {
 }
 CONTEXT = 8192
 
+Converter = Callable[[Path, str, Path], None]  # reads a model's folder, and writes a file or folder in a format
+
 
 def word(token: int) -> str:
     """The token's spelling, which engines with a vocabulary ask for."""
@@ -48,6 +50,22 @@ def complete(path: Path, make: Callable[[Path], None]) -> None:
         unfinished.unlink(missing_ok=True)
         make(unfinished)
         unfinished.rename(path)
+
+
+def converted_path(converters: dict[str, Converter], engine: str, folder: Path, kind: str) -> Path:
+    if engine not in converters:
+        return folder
+    return folder.with_name(f"{folder.name}.{converters[engine].__name__}-{kind}")
+
+
+def make(make_model: Callable[[Path], None], converters: dict[str, Converter]) -> None:
+    """The program: makes what its arguments name."""
+    engine, folder, kind = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    complete(folder, make_model)
+    output = converted_path(converters, engine, folder, kind)
+    if output != folder:
+        complete(output, lambda unfinished: converters[engine](folder, kind, unfinished))
 
 
 def make_model(folder: Path) -> None:
@@ -142,17 +160,8 @@ CONVERTERS = {"OpenVINO GenAI": openvino, "llama.cpp": llama_cpp, "ONNX Runtime 
 
 
 def path_of(engine: str, folder: Path, kind: str) -> Path:
-    if engine not in CONVERTERS:
-        return folder
-    return folder.with_name(f"{folder.name}.{CONVERTERS[engine].__name__}-{kind}")
-
-
-def main() -> None:
-    engine, folder, kind = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    complete(folder, make_model)
-    complete(path_of(engine, folder, kind), lambda output: CONVERTERS[engine](folder, kind, output))
+    return converted_path(CONVERTERS, engine, folder, kind)
 
 
 if __name__ == "__main__":
-    main()
+    make(make_model, CONVERTERS)

@@ -7,7 +7,6 @@
 Answers the same lines as heed_models with the same numbers; see models.cpp.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from models_files import CONTEXT, word
-from turns import throughput
+from turns import answer_lines, throughput
 
 DECODED, PROMPT_IN_BATCH = 64, 64  # those of models.cpp, too
 Prompts = list[list[int]]  # of one length
@@ -276,19 +275,16 @@ ENGINES = {"OpenVINO GenAI": OpenVINO, "llama.cpp": LlamaCpp, "ONNX Runtime GenA
 
 def main() -> None:
     engine, path, threads, kind = sys.argv[1:]
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # engines print
     os.environ["OMP_NUM_THREADS"] = threads
     folder = Path(path).with_name(Path(path).name.partition(".")[0])
-    importlib.import_module(ENGINES[engine].module)
-    start = time.perf_counter()
-    model = ENGINES[engine](path, int(threads), kind)
-    model.vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
-    model.begin([model.prompt(1)])
-    start_seconds = time.perf_counter() - start
-    for line in sys.stdin:
-        work, *count = line.split()
-        print(start_seconds if work == "start" else model.answer(work, int(count[0])), file=answers, flush=True)
+
+    def load() -> Callable[[str, int], float]:
+        model = ENGINES[engine](path, int(threads), kind)
+        model.vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+        model.begin([model.prompt(1)])
+        return model.answer
+
+    answer_lines(ENGINES[engine].module, load)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ or without the sizes where files have them. It answers each line of its standard
 "train" with tokens a second.
 """
 
+import importlib
+import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -85,6 +88,21 @@ class Program:
         """The most memory that the process has had so far."""
         with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def answer_lines(module: str, load: Callable[[], Callable[..., float]]) -> None:
+    """A program of Python: answers "start" with the seconds that loading takes, without the import of `module`, and
+    each other line, a work and numbers, as the loaded engine does."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # engines print
+    importlib.import_module(module)
+    start = time.perf_counter()
+    answer = load()
+    start_seconds = time.perf_counter() - start
+    for line in sys.stdin:
+        work, *numbers = line.split()
+        value = start_seconds if work == "start" else answer(work, *map(int, numbers))
+        print(value, file=answers, flush=True)
 
 
 def throughput(step: Callable[[], int]) -> float:

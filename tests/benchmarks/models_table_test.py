@@ -6,6 +6,7 @@ import io
 import sys
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -41,15 +42,13 @@ class Table(unittest.TestCase):
         self.heed = self.folder / "heed"
         self.heed.write_text(f"#!{sys.executable}\n{HEED}")
         self.heed.chmod(0o755)
-        files, peers = self.folder / "files.py", self.folder / "peers.py"
-        files.write_text("")
-        peers.write_text(PEER)
-        for name, path in (("FILES", files), ("PEERS", peers), ("PYTHONS", {})):
-            self.addCleanup(setattr, models, name, getattr(models, name))
-            setattr(models, name, path)
+        self.suite = replace(models.LANGUAGE_MODELS, files=self.folder / "files.py", peers=self.folder / "peers.py",
+                             pythons={})
+        self.suite.files.write_text("")
+        self.suite.peers.write_text(PEER)
 
     def lines(self, kind: str) -> list[str]:
-        table = models.Table(str(self.heed), self.folder, ENGINES, threads=1, turns=2)
+        table = models.Table(self.suite, str(self.heed), self.folder, ENGINES, threads=1, turns=2)
         rows = [("135M", kind, work) for work in ("start", "prompt/128", "batch/16")]
         with contextlib.redirect_stdout(io.StringIO()):
             table.add_rows("135M", kind, rows)
@@ -70,14 +69,14 @@ class Table(unittest.TestCase):
         self.assertEqual("| 135M | int4 | prompt/128 |  | 300 | 400 | 100 |  |  | llama.cpp | 4.00 |", prompt)
 
     def test_engines_that_disagree_are_told(self) -> None:
-        models.PEERS.write_text(PEER.replace('"token": 7', '"token": 8'))
+        self.suite.peers.write_text(PEER.replace('"token": 7', '"token": 8'))
         with contextlib.redirect_stderr(io.StringIO()) as errors:
             self.lines("float32")
-        self.assertEqual("The engines do not agree on the token that follows: {'heed': 7, 'heed, packed': 7, "
-                         "'llama.cpp': 8, 'CTranslate2': 8}\n", errors.getvalue())
+        self.assertEqual("The engines do not agree on `token 128`: {'heed': 7.0, 'heed, packed': 7.0, "
+                         "'llama.cpp': 8.0, 'CTranslate2': 8.0}\n", errors.getvalue())
 
     def test_files_that_cannot_be_made_leave_the_engine_out(self) -> None:
-        models.FILES.write_text("import sys\nif sys.argv[1] == 'llama.cpp': sys.exit('no files')")
+        self.suite.files.write_text("import sys\nif sys.argv[1] == 'llama.cpp': sys.exit('no files')")
         _, prompt, _, _, reason = self.lines("int4")
         self.assertEqual("| 135M | int4 | prompt/128 |  | 300 | 400 |  |  |  |  |  |", prompt)
         self.assertEqual("Without llama.cpp in all rows: `no files`", reason)
@@ -85,9 +84,9 @@ class Table(unittest.TestCase):
 
 class Rows(unittest.TestCase):
     def test_some_are_measured_only_if_the_filter_names_them(self) -> None:
-        self.assertEqual({"135M"}, {row[0] for row in models.chosen(".")})
-        self.assertEqual({"1100M"}, {row[0] for row in models.chosen("/1100M/")})
-        self.assertEqual([("135M", "int4", "decode/64")], models.chosen("int4/decode/64$"))
+        self.assertEqual({"135M"}, {row[0] for row in models.LANGUAGE_MODELS.chosen(".")})
+        self.assertEqual({"1100M"}, {row[0] for row in models.LANGUAGE_MODELS.chosen("/1100M/")})
+        self.assertEqual([("135M", "int4", "decode/64")], models.LANGUAGE_MODELS.chosen("int4/decode/64$"))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -39,6 +41,7 @@ namespace heed::detail {
 namespace {
 
 constexpr int64_t kPanel = kPackedPanel;
+constexpr int64_t kSmallestGroup = 32;  // of int4; the others are multiples of it
 
 /// Properties of a format.
 struct PackedProperties {
@@ -106,21 +109,60 @@ void pack_bfloat16(const at::Tensor& rows, int32_t* to) {
   });
 }
 
+/// The integer nearest to x, which is between -2^21 and 2^21. The compiler has no vectors for
+/// std::lrint.
+int32_t nearest(float x) {
+  constexpr float kRound = 0x1.8p23F;  // adding it rounds to an integer
+  constexpr int32_t kRoundBits = 0x4b400000;
+  const float shifted = x + kRound;
+  int32_t bits = 0;
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  return bits - kRoundBits;
+}
+
+struct Bounds {
+  float least, most;
+};
+
+Bounds bounds_of(const float* numbers, int64_t count) {
+  constexpr int64_t kSideBySide = 4;  // comparisons, by vectors
+  std::array<float, kSideBySide> least, most;
+  least.fill(numbers[0]);
+  most.fill(numbers[0]);
+  int64_t k = 0;
+  for (; k + kSideBySide <= count; k += kSideBySide) {
+    for (size_t lane = 0; lane < kSideBySide; ++lane) {
+      const float number = numbers[static_cast<size_t>(k) + lane];
+      least[lane] = std::min(number, least[lane]);
+      most[lane] = std::max(number, most[lane]);
+    }
+  }
+  for (; k < count; ++k) {
+    least[0] = std::min(numbers[k], least[0]);
+    most[0] = std::max(numbers[k], most[0]);
+  }
+  return {*std::min_element(least.begin(), least.end()),
+          *std::max_element(most.begin(), most.end())};
+}
+
 void pack_int8(const at::Tensor& rows, int8_t* to, float* scales) {
   constexpr float kLargest = 127;
   const auto* from = rows.const_data_ptr<float>();
   const auto depth = rows.size(1);
   std::array<float, kPanel> factors{};
   for (int64_t n = 0; n < rows.size(0); ++n) {
-    float largest = 0;
-    for (int64_t k = 0; k < depth; ++k) largest = std::max(largest, std::abs(from[n * depth + k]));
+    const auto [least, most] = bounds_of(from + n * depth, depth);
+    const float largest = std::max(-least, most);
     scales[n] = largest / kLargest;
     // A scale that is subnormal has no reciprocal.
     factors[static_cast<size_t>(n)] = largest > 0x1p-100F ? kLargest / largest : 0;
   }
-  for_squares(rows.size(0), depth, 1, [&](int64_t n, int64_t k) {
-    to[k * kPanel + n] =
-        static_cast<int8_t>(std::lrint(from[n * depth + k] * factors[static_cast<size_t>(n)]));
+  for_squares(rows.size(0), depth, kPanel, [&](int64_t n, int64_t first) {
+    const auto factor = factors[static_cast<size_t>(n)];
+    const auto count = std::min(kPanel, depth - first);
+    for (auto k = first; k < first + count; ++k) {
+      to[k * kPanel + n] = static_cast<int8_t>(nearest(from[n * depth + k] * factor));
+    }
   });
 }
 
@@ -128,19 +170,22 @@ void pack_int8(const at::Tensor& rows, int8_t* to, float* scales) {
 struct Int4Scale {
   c10::BFloat16 scale, offset;
 
-  int32_t number_of(float weight) const {
-    constexpr float kLargest = 15;
-    const auto s = static_cast<float>(scale);
-    if (s == 0) return 0;
-    return static_cast<int32_t>(
-        std::lrint(std::clamp((weight - static_cast<float>(offset)) / s, 0.0F, kLargest)));
+  /// Writes the numbers of kSmallestGroup weights.
+  void round(const float* weights, int32_t* numbers) const {
+    constexpr int32_t kLargest = 15;
+    const float s = scale, least = offset;
+    const float divisor = s == 0 ? std::numeric_limits<float>::infinity() : s;
+    for (int64_t k = 0; k < kSmallestGroup; ++k) {
+      const auto number = nearest((weights[k] - least) / divisor);  // a scale is rounded
+      numbers[k] = number < 0 ? 0 : number > kLargest ? kLargest : number;
+    }
   }
 };
 
 Int4Scale scale_of(const float* group, int64_t count, bool zero_point) {
-  const auto [least, most] = std::minmax_element(group, group + count);
-  if (zero_point) return {(*most - *least) / 15, *least};
-  const c10::BFloat16 scale = (-*least > *most ? *least : *most) / -8;
+  const auto [least, most] = bounds_of(group, count);
+  if (zero_point) return {(most - least) / 15, least};
+  const c10::BFloat16 scale = (-least > most ? least : most) / -8;
   return {scale, -8 * static_cast<float>(scale)};  // exact: a power of two
 }
 
@@ -159,9 +204,13 @@ void pack_int4(const at::Tensor& rows, const PackedLayout& layout, const Int4Pan
       const auto scale = scale_of(numbers, group, layout.zero_point);
       to.scales[g * kPanel + n] = scale.scale;
       to.offsets[g * kPanel + n] = scale.offset;
-      for (int64_t k = 0; k < group; k += 2) {
-        const auto byte = scale.number_of(numbers[k]) | scale.number_of(numbers[k + 1]) << 4;
-        to.values[(g * group + k) / 2 * kPanel + n] = static_cast<uint8_t>(byte);
+      auto* values = to.values + g * group / 2 * kPanel + n;
+      for (int64_t first = 0; first < group; first += kSmallestGroup) {
+        std::array<int32_t, kSmallestGroup> rounded{};
+        scale.round(numbers + first, rounded.data());
+        for (size_t k = 0; k < rounded.size(); k += 2, values += kPanel) {
+          *values = static_cast<uint8_t>(rounded[k] | rounded[k + 1] << 4);
+        }
       }
     }
   }
@@ -283,7 +332,7 @@ bool can_quantize_activations(PackedFormat format) { return properties_of(format
 
 bool is_group(PackedFormat format, int64_t group) {
   if (format != PackedFormat::int4) return group == 0;
-  return group == 32 || group == 64 || group == 128;
+  return group == kSmallestGroup || group == 64 || group == 128;
 }
 
 std::array<PackedShape, 3> packed_shapes(const PackedLayout& layout, int64_t outputs,
