@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Builds and runs the benchmarks, then the same in Python with PyTorch; without a filter, also two language models
 # in both. The results are in build/bench: report.json and python.json, the tables report.md, language_model.md,
-# training.md and models.md, and the plot length.png of the time over L.
+# training.md, models.md and encoders.md, and the plot length.png of the time over L.
 usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--engines] [--build FOLDER] [--doc]
        scripts/bench.sh --training [--filter REGEX] [--threads N] [--build FOLDER] [--doc]
        scripts/bench.sh --models [--filter REGEX] [--threads N] [--build FOLDER] [--doc]
+       scripts/bench.sh --encoders [--filter REGEX] [--threads N] [--build FOLDER] [--doc]
   --filter   run only the rows whose name matches, such as '^attend/causal'
   --threads  number of LibTorch's threads (all cores)
   --seconds  time for each row (2)
@@ -17,6 +18,8 @@ usage="usage: scripts/bench.sh [--filter REGEX] [--threads N] [--seconds S] [--e
              compiles llama.cpp, for many minutes; LLAMA_CPP_LIB_PATH names a folder with another libllama.so of
              the same version. The models are made at random, in build/bench/models; a row's name is such as
              'models/135M/int4/decode/1024', and those of 'models/1100M' are measured only if the filter has this name
+  --encoders instead run encoders of texts and images, in turns with OpenVINO, ONNX Runtime and transformers; a row's
+             name is such as 'encoders/MiniLM/int8/batch/32x128'
   --build    use this configured build folder as it is, instead of setting one up
   --doc      also write the tables into docs/performance.md and docs/measurements.md, and the plot into docs/images.
              They replace those of the same processor; those of other processors stay"
@@ -32,6 +35,7 @@ given_build=
 with_engines=false
 with_training=false
 with_models=false
+with_encoders=false
 update_doc=false
 while [ $# -gt 0 ]; do
   case $1 in
@@ -43,6 +47,7 @@ while [ $# -gt 0 ]; do
     --engines) with_engines=true && shift ;;
     --training) with_training=true && shift ;;
     --models) with_models=true && shift ;;
+    --encoders) with_encoders=true && shift ;;
     --doc) update_doc=true && shift ;;
     *) fail "unknown argument $1; $usage" ;;
   esac
@@ -103,13 +108,28 @@ if $with_training; then
   exit
 fi
 
+# run_suite NAME: of models.py or encoders.py, with the engines that are installed.
+run_suite() {
+  local command=("$heed_python" "benchmarks/$1.py" "$heed_build/benchmarks/heed_$1" "$out/$1" --filter "$filter")
+  if $update_doc; then command+=(--doc docs/performance.md); fi
+  "${command[@]}" | tee "$out/$1.md"
+}
+
 if $with_models; then
   heed_modules+=(transformers)
   build_benchmark heed_models
   install_engines_of_models
-  models=("$heed_python" benchmarks/models.py "$heed_build/benchmarks/heed_models" "$out/models" --filter "$filter")
-  if $update_doc; then models+=(--doc docs/performance.md); fi
-  "${models[@]}" | tee "$out/models.md"
+  run_suite models
+  exit
+fi
+
+if $with_encoders; then
+  heed_modules+=(transformers)
+  build_benchmark heed_encoders
+  install_engine "openvino nncf openvino_telemetry" openvino nncf openvino-telemetry tabulate psutil pydot pyparsing
+  install_engine "onnxruntime onnx" onnxruntime onnx ml_dtypes protobuf flatbuffers
+  install_peers ""  # for PYTHONPATH
+  run_suite encoders
   exit
 fi
 

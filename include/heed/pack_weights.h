@@ -18,7 +18,8 @@ enum class PackFormat {
   bfloat16,  ///< 16 bits, 8 of them of precision
   float16,   ///< 16 bits, 11 of them of precision
   int8,      ///< 8 bits, with a scale for each output
-  int4,      ///< 4 bits, with a scale and an offset for each group of inputs of an output: 5 bits
+  int4,      ///< 4 bits, with a scale for each group of inputs of an output: 4.5 bits with
+             ///< groups of 32, and 5 with zero_point, by which each group has an offset too
 };
 
 /// Options of pack_weights.

@@ -354,14 +354,17 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   HEED_LOCAL void make_feed_forward();
   HEED_LOCAL at::Tensor apply_feed_forward(const at::Tensor& x) const;
   struct Connection;
+  struct Stream;
   HEED_LOCAL at::Tensor normalized(size_t place, const at::Tensor& x) const;
   HEED_LOCAL Connection attention_connection() const;
   HEED_LOCAL Connection cross_attention_connection() const;
   HEED_LOCAL Connection feed_forward_connection() const;
   HEED_LOCAL at::Tensor sum(const at::Tensor& x, const at::Tensor& added) const;
   HEED_LOCAL at::Tensor scaled(const at::Tensor& output, const Connection& connection) const;
+  HEED_LOCAL Stream sum_for(size_t place, const at::Tensor& x, const at::Tensor& added) const;
   template <typename Layer>
-  at::Tensor residual(const at::Tensor& x, const Connection& connection, const Layer& layer) const;
+  Stream residual(const Stream& stream, const Connection& connection, std::optional<size_t> next,
+                  const Layer& layer) const;
   template <typename SelfAttend>
   at::Tensor run_parallel(const at::Tensor& x, const SelfAttend& self_attend) const;
   HEED_LOCAL AttentionInputs checked_cached_inputs(const TransformerInputs& inputs) const;

@@ -8,6 +8,8 @@
 
 #include <cstddef>
 
+#include "cpu/layers/norm_rows.h"
+
 namespace heed::detail {
 
 /// A place of a norm in a block: its name, and the member that holds a Norm there.
@@ -39,5 +41,10 @@ void make_norm(const char* function, torch::nn::Module& owner, const char* name,
 /// Normalizes x by the norm that `make_norm` made; returns x itself if there is none.
 at::Tensor apply_norm(const char* function, const Norm& plain, const torch::nn::AnyModule& own,
                       const at::Tensor& x);
+
+/// x + added, if it is kept, and its norm by what `make_norm` made: in one pass, or undefined where
+/// that cannot be.
+SumAndNorm add_and_apply_norm(const Norm& plain, const at::Tensor& x, const at::Tensor& added,
+                              bool keeps_sum);
 
 }  // namespace heed::detail

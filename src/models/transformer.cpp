@@ -261,20 +261,48 @@ at::Tensor TransformerBlockImpl::normalized(size_t place, const at::Tensor& x) c
   return detail::apply_norm(kBlock, this->*detail::kNormPlaces[place].member, own_norms_[place], x);
 }
 
+/// The input of a layer, and its norm by that layer if it is computed already.
+struct TransformerBlockImpl::Stream {
+  at::Tensor x, normalized;
+};
+
+/// x + added, and its norm at `place`; only the norm with NormPlacement::post.
+TransformerBlockImpl::Stream TransformerBlockImpl::sum_for(size_t place, const at::Tensor& x,
+                                                           const at::Tensor& added) const {
+  const bool keeps_sum = options.norm_placement() != NormPlacement::post;
+  if (options.skip_scale() == 1.0) {
+    auto both =
+        detail::add_and_apply_norm(this->*detail::kNormPlaces[place].member, x, added, keeps_sum);
+    if (both.normalized.defined()) return {std::move(both.sum), std::move(both.normalized)};
+  }
+  const auto whole = sum(x, added);
+  return {whole, normalized(place, whole)};
+}
+
+/// The stream behind a layer, for the layer that follows, whose norm is at `next`.
 template <typename Layer>
-at::Tensor TransformerBlockImpl::residual(const at::Tensor& x, const Connection& connection,
-                                          const Layer& layer) const {
+TransformerBlockImpl::Stream TransformerBlockImpl::residual(const Stream& stream,
+                                                            const Connection& connection,
+                                                            std::optional<size_t> next,
+                                                            const Layer& layer) const {
   const auto norm = connection.norm;
-  const auto add = [&](const at::Tensor& output) { return sum(x, scaled(output, connection)); };
+  const auto& x = stream.x;
+  const auto input = [&] {
+    return stream.normalized.defined() ? stream.normalized : normalized(norm, x);
+  };
+  const auto added_to_x = [&](const at::Tensor& output) -> Stream {
+    const auto added = scaled(output, connection);
+    return next ? sum_for(*next, x, added) : Stream{sum(x, added), {}};
+  };
   switch (options.norm_placement()) {
     case NormPlacement::pre:
-      return add(layer(normalized(norm, x)));
+      return added_to_x(layer(input()));
     case NormPlacement::post:
-      return normalized(norm, add(layer(x)));
+      return {sum_for(norm, x, scaled(layer(x), connection)).normalized, {}};
     case NormPlacement::sandwich:
-      return add(normalized(detail::output_norm(norm), layer(normalized(norm, x))));
+      return added_to_x(normalized(detail::output_norm(norm), layer(input())));
     case NormPlacement::output:
-      return add(normalized(norm, layer(x)));
+      return {sum(x, scaled(normalized(norm, layer(x)), connection)), {}};
   }
   TORCH_INTERNAL_ASSERT(false, "unknown NormPlacement");
 }
@@ -295,11 +323,18 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
   detail::check_self_attention_inputs(*this, inputs);
   detail::check_block_memory(*this, x, inputs, in_step);
   if (options.parallel()) return run_parallel(x, self_attend);
-  auto result = x;
-  if (options.self_attention()) result = residual(x, attention_connection(), self_attend);
-  if (cross_attention) result = residual(result, cross_attention_connection(), cross_attend);
-  return residual(result, feed_forward_connection(),
-                  [&](const at::Tensor& input) { return apply_feed_forward(input); });
+  const auto after_attention =
+      cross_attention ? detail::kCrossAttentionNorm : detail::kFeedForwardNorm;
+  Stream stream{x, {}};
+  if (options.self_attention()) {
+    stream = residual(stream, attention_connection(), after_attention, self_attend);
+  }
+  if (cross_attention) {
+    stream = residual(stream, cross_attention_connection(), detail::kFeedForwardNorm, cross_attend);
+  }
+  return residual(stream, feed_forward_connection(), std::nullopt,
+                  [&](const at::Tensor& input) { return apply_feed_forward(input); })
+      .x;
 }
 
 at::Tensor TransformerBlockImpl::normalized_memory(const at::Tensor& memory) const {

@@ -58,6 +58,10 @@ std::optional<Description> parsed(const std::string& text) {
   if (!quantizes.is_boolean()) return std::nullopt;
   PackedLayout layout{*format, *group};
   layout.quantize_activations = quantizes.get<bool>();
+  // Until version 0.3, heed wrote all offsets.
+  const auto zero_point = json.value("zero_point", Json(*format == PackedFormat::int4));
+  if (!zero_point.is_boolean()) return std::nullopt;
+  layout.zero_point = zero_point.get<bool>();
   if (layout.quantize_activations && !can_quantize_activations(*format)) return std::nullopt;
   const bool has_dtype = *dtype == at::kFloat || *dtype == at::kBFloat16 || *dtype == at::kHalf;
   const bool has_group = is_group(*format, *group) && (*group == 0 || *depth % *group == 0);
@@ -149,6 +153,7 @@ void add_packed(const std::string& name, const at::Tensor& weight, NamedTensors&
                {"shape", {packed.outputs, packed.depth}},
                {"group", packed.group}};
   if (packed.quantize_activations) text["quantize_activations"] = true;
+  if (packed.format == PackedFormat::int4) text["zero_point"] = packed.offsets.defined();
   metadata.emplace(std::string(kPackedKey) + name, text.dump());
   for (size_t i = 0; i < kTensors.size(); ++i) {
     const auto& tensor = *packed.tensors()[i];

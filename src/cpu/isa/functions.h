@@ -3,7 +3,7 @@
 
 #include "cpu/isa/simd.h"
 
-/// e^x and tanh x of vectors. Only for the sources of this folder.
+/// e^x, tanh x, polynomials and reciprocals of vectors. Only for the sources of this folder.
 ///
 ///   shifted = x / ln 2 + round_and_bias          // its low bits: n + bias, n an integer
 ///   n       = shifted - round_and_bias
@@ -41,16 +41,30 @@ inline Vec<float> zero_below(float bound, Vec<float> x, Vec<float> value) {
 #endif
 }
 
-/// 2^n (c[0] r^(Count - 1) + .. + c[Count - 2] r + c[Count - 1]), c being `coefficients`. The low
-/// bits of `shifted` are n + 127.
+/// c[0] x^(Count - 1) + .. + c[Count - 2] x + c[Count - 1], c being `coefficients`.
+template <int64_t Count>
+inline Vec<float> polynomial(const float (&coefficients)[Count], Vec<float> x) {
+  auto p = broadcast(coefficients[0]);
+#pragma GCC unroll 16
+  for (int64_t i = 1; i < Count; ++i) p = p * x + coefficients[i];
+  return p;
+}
+
+/// 2^n p(r), p being the polynomial. The low bits of `shifted` are n + 127.
 template <int64_t Count>
 inline Vec<float> scaled_polynomial(const float (&coefficients)[Count], Vec<float> r,
                                     Vec<float> shifted) {
-  auto p = broadcast(coefficients[0]);
-#pragma GCC unroll 8
-  for (int64_t i = 1; i < Count; ++i) p = p * r + coefficients[i];
   const auto power = bit_cast<Vec<int32_t>>(shifted) << 23;
-  return p * bit_cast<Vec<float>>(power);
+  return polynomial(coefficients, r) * bit_cast<Vec<float>>(power);
+}
+
+/// 1 / x with a relative error of at most 2^-14.
+inline Vec<float> short_reciprocal(Vec<float> x) {
+#ifdef __AVX512F__
+  return _mm512_maskz_rcp14_ps(0xffff, x);
+#else
+  return 1 / x;
+#endif
 }
 
 inline Vec<float> exp_unclamped(Vec<float> x) {

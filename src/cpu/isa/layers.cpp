@@ -5,7 +5,7 @@
 #include "cpu/isa/instruction_set.h"
 #include "cpu/isa/philox.h"
 
-// The layers around attention: rotary embedding, RMSNorm, SwiGLU, dropout and cross entropy. Each
+// The layers around attention: rotary embedding, norms, SwiGLU, dropout and cross entropy. Each
 // kernel passes over memory once, where LibTorch's operators make several passes.
 //
 //   rotate, for each pair (x, y):   (x cos - y sin, y cos + x sin)
@@ -14,6 +14,8 @@
 //     inverse  = 1 / sqrt(mean(x^2) + eps)
 //     backward: dx = inverse * (dy * w - x * inverse^2 * mean(x * dy * w))
 //               dweight += dy * x * inverse
+//   layer_norm, for each row:   y = (x - m) * inverse * weight + bias,   m = mean(x)
+//     inverse  = 1 / sqrt(mean((x - m)^2) + eps)
 //   swiglu:   y = gate * s * up,   s = sigmoid(gate)
 //     backward: dgate = dy * up * s * (1 + gate * (1 - s));   dup = dy * gate * s
 //     in another form:   y = x * s * (u + offset),   s = sigmoid(beta * x)
@@ -106,6 +108,22 @@ void rotate_rows(const Rows& from, const RowAngles<T>& angles, const Rows& to) {
   }
 }
 
+/// Calls visit(load, store) for each whole vector of a row, then for each element that is left.
+/// For an element, `load` puts it into all lanes of a vector, and `store` takes it from the first
+/// lane.
+template <typename T, typename Element, typename Visit>
+inline void for_vectors(int64_t columns, const Visit& visit) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= columns; i += kLanes<T>) {
+    visit([i](const Element* row) { return load(row + i); },
+          [i](Element* row, Vec<T> v) { store(row + i, v); });
+  }
+  for (; i < columns; ++i) {
+    visit([i](const Element* row) { return broadcast(T{widen(row[i])}); },
+          [i](Element* row, Vec<T> v) { narrow(T{v[0]}, row + i); });
+  }
+}
+
 /// A sum over a row: of_vector(i) for each whole vector, of_element(i) for the elements that are
 /// left.
 template <typename T, typename OfVector, typename OfElement>
@@ -118,16 +136,17 @@ inline T sum_over(int64_t columns, OfVector&& of_vector, OfElement&& of_element)
   return sum;
 }
 
+/// 1 / sqrt(mean((row - center)^2) + eps).
 template <typename T, typename Element>
-inline T inverse_rms(const Element* row, int64_t columns, T eps) {
+inline T inverse_deviation(const Element* row, int64_t columns, T center, T eps) {
   const T sum = sum_over<T>(
       columns,
       [&](int64_t i) {
-        const auto x = load(row + i);
+        const auto x = load(row + i) - center;
         return x * x;
       },
       [&](int64_t i) {
-        const T x = widen(row[i]);
+        const T x = widen(row[i]) - center;
         return x * x;
       });
   const T mean = sum / static_cast<T>(columns) + eps;
@@ -136,12 +155,12 @@ inline T inverse_rms(const Element* row, int64_t columns, T eps) {
 }
 
 template <typename T, typename Element, typename Weight>
-void rms_norm_rows(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
+void rms_norm_rows(const Rows& from, const NormScale<T>& scale, const Rows& to) {
   const auto* weight = static_cast<const Weight*>(scale.weight);
   for (int64_t r = 0; r < from.count; ++r) {
     const auto* x = row_of<Element>(from, r);
     auto* y = row_of<Element>(to, r);
-    const T inverse = inverse_rms<T>(x, from.columns, scale.eps);
+    const T inverse = inverse_deviation<T>(x, from.columns, T{0}, scale.eps);
     int64_t i = 0;
     for (; i + kLanes<T> <= from.columns; i += kLanes<T>) {
       store(y + i, load(x + i) * inverse * (load(weight + i) + scale.offset));
@@ -153,15 +172,52 @@ void rms_norm_rows(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
 }
 
 template <typename T, typename Element, typename Weight>
-void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
-                            const Rows& to, T* weight_gradient) {
+void layer_norm_rows(const Rows& from, const NormScale<T>& scale, const Weight* bias,
+                     const Rows& to) {
+  const auto* weight = static_cast<const Weight*>(scale.weight);
+  const auto columns = from.columns;
+  for (int64_t r = 0; r < from.count; ++r) {
+    const auto* x = row_of<Element>(from, r);
+    auto* y = row_of<Element>(to, r);
+    const T sum = sum_over<T>(
+        columns, [&](int64_t i) { return load(x + i); }, [&](int64_t i) { return widen(x[i]); });
+    const T center = sum / static_cast<T>(columns);
+    const T inverse = inverse_deviation<T>(x, columns, center, scale.eps);
+    int64_t i = 0;
+    for (; i + kLanes<T> <= columns; i += kLanes<T>) {
+      auto result = (load(x + i) - center) * inverse * (load(weight + i) + scale.offset);
+      if (bias != nullptr) result += load(bias + i);
+      store(y + i, result);
+    }
+    for (; i < columns; ++i) {
+      T result = (widen(x[i]) - center) * inverse * (widen(weight[i]) + scale.offset);
+      if (bias != nullptr) result += widen(bias[i]);
+      narrow(result, y + i);
+    }
+  }
+}
+
+template <typename T, typename Element>
+void add_rows(const Rows& a, const Rows& b, const Rows& to) {
+  for (int64_t r = 0; r < to.count; ++r) {
+    const auto *x = row_of<const Element>(a, r), *y = row_of<const Element>(b, r);
+    auto* sum = row_of<Element>(to, r);
+    for_vectors<T, Element>(to.columns, [&](const auto& load_from, const auto& store_to) {
+      store_to(sum, load_from(x) + load_from(y));
+    });
+  }
+}
+
+template <typename T, typename Element, typename Weight>
+void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient,
+                            const NormScale<T>& scale, const Rows& to, T* weight_gradient) {
   const auto* weight = static_cast<const Weight*>(scale.weight);
   const T offset = scale.offset;
   for (int64_t r = 0; r < from.count; ++r) {
     const auto* x = row_of<Element>(from, r);
     const auto* gradient = row_of<Element>(output_gradient, r);
     auto* y = row_of<Element>(to, r);
-    const T inverse = inverse_rms<T>(x, from.columns, scale.eps);
+    const T inverse = inverse_deviation<T>(x, from.columns, T{0}, scale.eps);
     const T dot = sum_over<T>(
         from.columns,
         [&](int64_t i) { return load(x + i) * load(gradient + i) * (load(weight + i) + offset); },
@@ -180,22 +236,6 @@ void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient, const
       narrow(inverse * (g * (widen(weight[i]) + offset) - row * along), y + i);
       weight_gradient[i] += g * row * inverse;
     }
-  }
-}
-
-/// Calls visit(load, store) for each whole vector of a row, then for each element that is left.
-/// For an element, `load` puts it into all lanes of a vector, and `store` takes it from the first
-/// lane.
-template <typename T, typename Element, typename Visit>
-inline void for_vectors(int64_t columns, const Visit& visit) {
-  int64_t i = 0;
-  for (; i + kLanes<T> <= columns; i += kLanes<T>) {
-    visit([i](const Element* row) { return load(row + i); },
-          [i](Element* row, Vec<T> v) { store(row + i, v); });
-  }
-  for (; i < columns; ++i) {
-    visit([i](const Element* row) { return broadcast(T{widen(row[i])}); },
-          [i](Element* row, Vec<T> v) { narrow(T{v[0]}, row + i); });
   }
 }
 
@@ -416,7 +456,7 @@ void rotate(const Rows& from, const RowAngles<T>& angles, const Rows& to) {
 
 /// Calls run(Element{}, Weight{}) with the element types of the rows and of the weight.
 template <typename T, typename Run>
-void with_elements(const Rows& rows, const RmsScale<T>& scale, const Run& run) {
+void with_elements(const Rows& rows, const NormScale<T>& scale, const Run& run) {
   with_element_of<T>(rows.type, [&](auto element) {
     if (scale.precise) {
       run(element, T{});
@@ -427,14 +467,27 @@ void with_elements(const Rows& rows, const RmsScale<T>& scale, const Run& run) {
 }
 
 template <typename T>
-void rms_norm(const Rows& from, const RmsScale<T>& scale, const Rows& to) {
+void rms_norm(const Rows& from, const NormScale<T>& scale, const Rows& to) {
   with_elements(from, scale, [&](auto element, auto of_weight) {
     rms_norm_rows<T, decltype(element), decltype(of_weight)>(from, scale, to);
   });
 }
 
 template <typename T>
-void rms_norm_backward(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
+void layer_norm(const Rows& from, const NormScale<T>& scale, const void* bias, const Rows& to) {
+  with_elements(from, scale, [&](auto element, auto of_weight) {
+    using Weight = decltype(of_weight);
+    layer_norm_rows<T, decltype(element)>(from, scale, static_cast<const Weight*>(bias), to);
+  });
+}
+
+template <typename T>
+void add(const Rows& a, const Rows& b, const Rows& to) {
+  with_element_of<T>(to.type, [&](auto element) { add_rows<T, decltype(element)>(a, b, to); });
+}
+
+template <typename T>
+void rms_norm_backward(const Rows& from, const Rows& output_gradient, const NormScale<T>& scale,
                        const Rows& to, T* weight_gradient) {
   with_elements(from, scale, [&](auto element, auto of_weight) {
     rms_norm_backward_rows<T, decltype(element), decltype(of_weight)>(from, output_gradient, scale,
@@ -506,9 +559,9 @@ void score_gradients(const Rows& scores, const ScoredClasses<T>& classes, int64_
 
 template <typename T>
 constexpr LayerKernelsOf<T> kKernels = {
-    rotate<T>,          rms_norm<T>,       rms_norm_backward<T>,   swiglu<T>,
-    swiglu_backward<T>, weigh_rows<T>,     weigh_rows_backward<T>, drop_out<T>,
-    sum_scores<T>,      score_gradients<T>};
+    rotate<T>,     rms_norm<T>,        layer_norm<T>, rms_norm_backward<T>,   add<T>,
+    swiglu<T>,     swiglu_backward<T>, weigh_rows<T>, weigh_rows_backward<T>, drop_out<T>,
+    sum_scores<T>, score_gradients<T>};
 
 }  // namespace
 

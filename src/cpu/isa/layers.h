@@ -15,9 +15,9 @@ struct RowAngles {
   bool back;         ///< whether to rotate by the negative angles
 };
 
-/// RMSNorm of a row: row / sqrt(mean(row^2) + eps) * (weight + offset).
+/// The scale of a normalized row. RMSNorm: row / sqrt(mean(row^2) + eps) * (weight + offset).
 template <typename T>
-struct RmsScale {
+struct NormScale {
   const void* weight;  // [columns]
   bool precise;        ///< whether the weight has type T, else that of the rows
   T offset;
@@ -80,10 +80,14 @@ struct LayerKernelsOf {
   /// to = from, rotated; all rows by the same angles.
   void (*rotate)(const Rows& from, const RowAngles<T>& angles, const Rows& to);
   /// to = from, normalized.
-  void (*rms_norm)(const Rows& from, const RmsScale<T>& scale, const Rows& to);
+  void (*rms_norm)(const Rows& from, const NormScale<T>& scale, const Rows& to);
+  /// to = from - mean(from), normalized, + bias [columns] of the weight's type, which may be null.
+  void (*layer_norm)(const Rows& from, const NormScale<T>& scale, const void* bias, const Rows& to);
   /// to = the gradient of `from`; weight_gradient [columns] += the gradient of the weight.
-  void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient, const RmsScale<T>& scale,
-                            const Rows& to, T* weight_gradient);
+  void (*rms_norm_backward)(const Rows& from, const Rows& output_gradient,
+                            const NormScale<T>& scale, const Rows& to, T* weight_gradient);
+  /// to = a + b.
+  void (*add)(const Rows& a, const Rows& b, const Rows& to);
   /// to = silu(gate) * up, or what `form` makes of it.
   void (*swiglu)(const Rows& gate, const Rows& up, const SwiGluForm& form, const Rows& to);
   /// The gradients of gate and up.

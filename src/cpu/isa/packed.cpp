@@ -146,7 +146,8 @@ inline void for_int4(const PackedRows& from, const Visit& visit) {
   for (int64_t first = 0; first < from.count; first += from.group) {
     const int64_t last = first + from.group < from.count ? first + from.group : from.count;
     for (int64_t column = 0; column < from.columns; column += kWidth) {
-      const auto scale = load(scales + column), offset = load(offsets + column);
+      const auto scale = load(scales + column);
+      const auto offset = int4_offset(offsets, column, scale);
       for (int64_t row = first; row < last; row += 2) {
         Vec<float> numbers[2];
         RowsOfInt4::load_step(values + row / 2 * RowsOfInt4::kBytes, column, numbers);
@@ -154,7 +155,7 @@ inline void for_int4(const PackedRows& from, const Visit& visit) {
       }
     }
     scales += kPackedPanel;
-    offsets += kPackedPanel;
+    if (offsets != nullptr) offsets += kPackedPanel;
   }
 }
 
@@ -255,7 +256,8 @@ void add_few_columns(const PackedFew<typename Loader::Operand>& few, int64_t col
     Vec<float> products[R][V];
     multiply_few<Loader, R, V>(few, first, first + each, column, products);
     const auto* scales = static_cast<const BFloat16*>(weight.scales) + group * kPackedPanel;
-    const auto* offsets = static_cast<const BFloat16*>(weight.offsets) + group * kPackedPanel;
+    const auto* offsets = static_cast<const BFloat16*>(weight.offsets);
+    if (offsets != nullptr) offsets += group * kPackedPanel;
 #pragma GCC unroll 8
     for (int64_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -264,8 +266,9 @@ void add_few_columns(const PackedFew<typename Loader::Operand>& few, int64_t col
         float* to = few.sums + r * kPackedPanel + at;
         auto sum = products[r][v];
         if (has_groups) {
-          sum = sum * load(scales + at) +
-                load(offsets + at) * few.group_sums[r * few.group_sums_row + group];
+          const auto scale = load(scales + at);
+          sum = sum * scale +
+                int4_offset(offsets, at, scale) * few.group_sums[r * few.group_sums_row + group];
         }
         store(to, load(to) + sum);
       }
@@ -316,7 +319,7 @@ struct FloatSums {
 };
 
 void finish(const PackedOutputs& outputs) {
-  finish_rows(outputs.to, outputs.scales, outputs.bias, [&](int64_t row) {
+  finish_rows(outputs.to, outputs.scales, outputs.bias, outputs.function, [&](int64_t row) {
     return FloatSums{outputs.sums + row * outputs.sums_row,
                      outputs.row_scales != nullptr ? outputs.row_scales[row] : 1};
   });

@@ -13,6 +13,10 @@ constexpr int kPackedFormats = static_cast<int>(PackedFormat::int4) + 1;  // it 
 /// The outputs of a panel, in which packed weights are laid out.
 constexpr int64_t kPackedPanel = 64;
 
+/// The offset of a group of int4, over its scale, where a group has none of its own: numbers are
+/// from -8 to 7.
+constexpr int kSymmetricOffset = -8;
+
 /// Consecutive numbers of the depth of a panel of a packed weight, for some of its outputs. Rows
 /// are kPackedPanel elements apart:
 ///
@@ -21,7 +25,8 @@ constexpr int64_t kPackedPanel = 64;
 ///   int4                     a row for each two: a byte, the first number in its low bits
 struct PackedRows {
   const void* values;
-  /// int4: [groups, kPackedPanel] each, in bfloat16; a weight is scale * number + offset.
+  /// int4: [groups, kPackedPanel] each, in bfloat16; a weight is scale * number + offset. If
+  /// offsets are null, an offset is kSymmetricOffset * scale.
   const void* scales;
   const void* offsets;
   int64_t count;    // numbers of the depth; the first is even, and of int4 the first of a group
@@ -49,7 +54,10 @@ struct PackedFew {
   float* sums;
 };
 
-/// Outputs [rows, columns] of a layer: to = sums * row_scales * scales + bias.
+/// A function of a layer's outputs.
+enum class OutputFunction { identity, relu, gelu, gelu_tanh, gelu_sigmoid, silu, tanh };
+
+/// Outputs [rows, columns] of a layer: to = function(sums * row_scales * scales + bias).
 struct PackedOutputs {
   const float* sums;  // rows are sums_row apart
   int64_t sums_row;
@@ -57,6 +65,7 @@ struct PackedOutputs {
   const float* scales;      // [columns], or null
   const void* bias;         // [columns] of the type of `to`, or null
   Rows to;                  // its columns are contiguous
+  OutputFunction function = OutputFunction::identity;
 };
 
 /// Kernels for products with packed weights.

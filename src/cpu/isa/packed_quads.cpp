@@ -31,25 +31,26 @@ namespace {
 constexpr int64_t kWidth = kLanes<float>;
 constexpr int32_t kByteOffset = 128;
 
-/// The largest magnitude of a row's numbers; NaN if one is NaN or infinite.
+/// The largest magnitude of a row's numbers; NaN if one is NaN or infinite. Magnitudes have the
+/// order of their bits, which are compared faster.
 template <typename Element>
 float largest_of(const Element* row, int64_t count) {
-  Vec<float> largest = {}, zeros = {};
-  float largest_of_rest = 0, zero = 0;
+  constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
+  Vec<int32_t> lanes = {};
+  int32_t largest = 0;
   int64_t k = 0;
   for (; k + kWidth <= count; k += kWidth) {
-    const auto x = load(row + k);
-    largest = larger<float>(larger<float>(largest, x), -x);
-    zeros += x * 0.0F;
+    const auto bits = bit_cast<Vec<int32_t>>(load(row + k)) & kMagnitude;
+    lanes = lanes < bits ? bits : lanes;
   }
   for (; k < count; ++k) {
-    const auto x = widen(row[k]);
-    const auto magnitude = x < 0 ? -x : x;
-    largest_of_rest = magnitude > largest_of_rest ? magnitude : largest_of_rest;
-    zero += x * 0.0F;
+    const auto bits = bit_cast<int32_t>(static_cast<float>(widen(row[k]))) & kMagnitude;
+    largest = largest < bits ? bits : largest;
   }
-  const auto most = reduce<float>(largest, larger<float>);
-  return (most > largest_of_rest ? most : largest_of_rest) + zero + reduce_sum<float>(zeros);
+  for (int64_t lane = 0; lane < kWidth; ++lane) {
+    largest = largest < lanes[lane] ? lanes[lane] : largest;
+  }
+  return largest < kInfinity ? bit_cast<float>(largest) : __builtin_nanf("");
 }
 
 /// x rounded to the nearest integer, halves to even.
@@ -193,7 +194,7 @@ void multiply_groups_of(const QuadGroups& groups, int64_t row, int64_t column) {
   of_group.b_row = product.b_row;
   auto ahead = *product.ahead;
   const auto* scales = static_cast<const BFloat16*>(groups.scales) + column;
-  const auto* offsets = static_cast<const BFloat16*>(groups.offsets) + column;
+  const auto* offsets = static_cast<const BFloat16*>(groups.offsets);
   const float* group_sums = groups.group_sums + row * groups.group_sums_row;
   Vec<float> totals[R][V] = {};
   for (int64_t first = 0; first < product.depth; first += depth, ++group_sums) {
@@ -202,7 +203,8 @@ void multiply_groups_of(const QuadGroups& groups, int64_t row, int64_t column) {
                             product.b + column + first * product.b_row, depth, ahead);
 #pragma GCC unroll 2
     for (int64_t v = 0; v < V; ++v) {
-      const auto scale = load(scales + v * kWidth), offset = load(offsets + v * kWidth);
+      const auto scale = load(scales + v * kWidth);
+      const auto offset = int4_offset(offsets, column + v * kWidth, scale);
 #pragma GCC unroll 8
       for (int64_t r = 0; r < R; ++r) {
         totals[r][v] += to_float(sums(r, v)) * scale;
@@ -210,7 +212,7 @@ void multiply_groups_of(const QuadGroups& groups, int64_t row, int64_t column) {
       }
     }
     scales += kPackedPanel;
-    offsets += kPackedPanel;
+    if (offsets != nullptr) offsets += kPackedPanel;
   }
   *product.ahead = ahead;
   float* c = product.c + row * product.c_row + column;
@@ -263,7 +265,7 @@ struct QuadSums {
 };
 
 void finish(const QuadOutputs& outputs) {
-  finish_rows(outputs.to, outputs.scales, outputs.bias, [&](int64_t row) {
+  finish_rows(outputs.to, outputs.scales, outputs.bias, outputs.function, [&](int64_t row) {
     return QuadSums{outputs.sums + row * outputs.sums_row, outputs.corrections[row],
                     outputs.row_scales[row]};
   });

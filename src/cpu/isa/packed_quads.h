@@ -30,7 +30,9 @@ struct QuadGroups {
   int64_t group_sums_row;
 };
 
-/// Outputs [rows, columns] of a layer: to = (sums - corrections) * row_scales * scales + bias.
+/// Outputs [rows, columns] of a layer:
+///
+///   to = function((sums - corrections) * row_scales * scales + bias)
 struct QuadOutputs {
   const int32_t* sums;  // rows are sums_row apart
   int64_t sums_row;
@@ -39,6 +41,7 @@ struct QuadOutputs {
   const float* scales;  // [columns]
   const void* bias;     // [columns] of the type of `to`, or null
   Rows to;              // its columns are contiguous
+  OutputFunction function = OutputFunction::identity;
 };
 
 /// Kernels for products of packed weights with inputs that are rounded to bytes. Null unless

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "cpu/isa/packed.h"
+
 namespace heed::detail {
 
 /// A layer: weight [N, K], and bias [N] or undefined.
@@ -25,9 +27,11 @@ std::vector<at::Tensor> linear_of_few_rows(const at::Tensor& input,
 std::vector<at::Tensor> linear_in_blocks(const at::Tensor& input,
                                          const std::vector<LinearParameters>& layers);
 
-/// For float32, bfloat16 or float16. The weights are packed tensors (packed_weight.h).
+/// For float32, bfloat16 or float16. The weights are packed tensors (packed_weight.h). Kernels, if
+/// there are such, apply `function` to the outputs before they are rounded to their dtype.
 std::vector<at::Tensor> linear_packed(const at::Tensor& input,
-                                      const std::vector<LinearParameters>& layers);
+                                      const std::vector<LinearParameters>& layers,
+                                      OutputFunction function = OutputFunction::identity);
 
 /// sum [.., N], contiguous, += input weight^T, for tensors as above.
 void add_linear_in_blocks(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& sum);

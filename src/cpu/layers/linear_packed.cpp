@@ -18,7 +18,7 @@
 #include "cpu/layers/packed_weight.h"
 #include "cpu/tensor_rows.h"
 
-// input weight^T + bias of several layers with one input and packed weights:
+// function(input weight^T + bias) of several layers with one input and packed weights:
 //
 //   a [rows, K] = the input, as floats, as pairs of bfloat16 or, rounded, as quads of bytes
 //   for each 16 outputs of all layers, in parallel; neighbors of one panel together:
@@ -26,7 +26,7 @@
 //       for about 256 operands of the depth at a time:
 //         b [256, columns] = the weight's: in memory as it is, or unpacked into the L2 cache
 //         sums [rows, columns] += a b, and prefetch what is read next     # cpu/isa/matrix.cpp
-//       output = sums * scales + bias                                # cpu/isa/packed.cpp
+//       output = function(sums * scales + bias)                      # cpu/isa/finish_rows.h
 //
 // With up to 8 rows, sums += a b reads the weight as it is packed, 512 numbers of the depth for 4
 // rows of floats, or 8 of pairs, at a time: add_few and add_few_pairs of cpu/isa/packed.cpp.
@@ -155,12 +155,13 @@ struct LayerOutputs {
   const PackedWeight& weight;
   const at::Tensor& bias;
   const at::Tensor& output;
+  OutputFunction function;
 };
 
 /// The outputs of rows [row, row + rows) and these columns, of sums that are to be filled in.
 PackedOutputs outputs_at(const LayerOutputs& layer, const PanelColumns& columns, int64_t row,
                          int64_t rows) {
-  const auto& [weight, bias, output] = layer;
+  const auto& [weight, bias, output, function] = layer;
   const auto first = columns.panel * kPackedPanel + columns.first;
   auto to = rows_at(output, row * weight.outputs + first, rows, weight.outputs);
   to.columns = std::min(columns.count, weight.outputs - first);
@@ -169,7 +170,7 @@ PackedOutputs outputs_at(const LayerOutputs& layer, const PanelColumns& columns,
   const auto* biases =
       bias.defined() ? static_cast<const char*>(bias.const_data_ptr()) + first * bias.element_size()
                      : nullptr;
-  return {nullptr, kPackedPanel, nullptr, scales, biases, to};
+  return {nullptr, kPackedPanel, nullptr, scales, biases, to, function};
 }
 
 template <typename Operand>
@@ -188,9 +189,10 @@ void write(PackedOutputs outputs, const InputRows<ByteQuad, float>& input, int64
 
 void write(const PackedOutputs& outputs, const InputRows<ByteQuad, int32_t>& input, int64_t row,
            const int32_t* sums) {
-  instruction_set().packed_quads.finish(
-      {sums, outputs.sums_row, input.corrections.const_data_ptr<int32_t>() + row,
-       input.scales.const_data_ptr<float>() + row, outputs.scales, outputs.bias, outputs.to});
+  instruction_set().packed_quads.finish({sums, outputs.sums_row,
+                                         input.corrections.const_data_ptr<int32_t>() + row,
+                                         input.scales.const_data_ptr<float>() + row, outputs.scales,
+                                         outputs.bias, outputs.to, outputs.function});
 }
 
 auto add_few_of(const FewInputRows<float>& /*input*/, PackedFormat format) {
@@ -360,15 +362,17 @@ bool few_in_pairs(const at::Tensor& input, const PackedWeight& weight, int64_t r
 }  // namespace
 
 std::vector<at::Tensor> linear_packed(const at::Tensor& input,
-                                      const std::vector<LinearParameters>& layers) {
+                                      const std::vector<LinearParameters>& layers,
+                                      OutputFunction function) {
   const auto weights =
       c10::fmap(layers, [](const auto& layer) { return packed_weight_of(layer.weight); });
   const auto& first = *weights[0];
+  TORCH_INTERNAL_ASSERT(has_kernels() || function == OutputFunction::identity);
   if (!has_kernels() || !std::all_of(weights.begin() + 1, weights.end(), [&](const auto* weight) {
         return are_alike(*weight, first);
       })) {
     return c10::fmap(layers, [&](const auto& layer) {
-      return has_kernels() ? linear_packed(input, {layer}).front()
+      return has_kernels() ? linear_packed(input, {layer}, function).front()
                            : without_kernels(input, *packed_weight_of(layer.weight), layer.bias);
     });
   }
@@ -376,12 +380,13 @@ std::vector<at::Tensor> linear_packed(const at::Tensor& input,
   auto outputs = empty_outputs(input, layers);
   const auto compute_rows = [&](const auto& operands) {
     for_layers(weights, rows, [&](size_t i, const PanelColumns& columns) {
-      PackedLayer(operands, {*weights[i], layers[i].bias, outputs[i]}).compute(columns, rows);
+      PackedLayer(operands, {*weights[i], layers[i].bias, outputs[i], function})
+          .compute(columns, rows);
     });
   };
   const auto compute_few_rows = [&](const auto& few) {
     for_layers(weights, rows, [&](size_t i, const PanelColumns& columns) {
-      compute_few(few, {*weights[i], layers[i].bias, outputs[i]}, columns);
+      compute_few(few, {*weights[i], layers[i].bias, outputs[i], function}, columns);
     });
   };
   if (rows <= kFewPackedRows && few_in_pairs(input, first, rows)) {

@@ -31,7 +31,7 @@
 //
 //   int8      scale = max |w| / 127 of an output;  number = w / scale, rounded
 //   int4      scale = w / -8 of a group, w being its number of the largest magnitude; the numbers
-//             are -8 to 7, and kept with 8 added, so that the offset is -8 scale
+//             are -8 to 7, and kept with 8 added; offset = -8 scale, which is not kept
 //   int4 with zero points      scale = (max - min) / 15 and offset = min
 //
 // Scales and offsets of int4 are rounded to bfloat16 before numbers are divided by them.
@@ -185,14 +185,14 @@ struct Int4Scale {
 Int4Scale scale_of(const float* group, int64_t count, bool zero_point) {
   const auto [least, most] = bounds_of(group, count);
   if (zero_point) return {(most - least) / 15, least};
-  const c10::BFloat16 scale = (-least > most ? least : most) / -8;
-  return {scale, -8 * static_cast<float>(scale)};  // exact: a power of two
+  const c10::BFloat16 scale = (-least > most ? least : most) / kSymmetricOffset;
+  return {scale, kSymmetricOffset * static_cast<float>(scale)};  // exact: a power of two
 }
 
 struct Int4Panel {
   uint8_t* values;
   c10::BFloat16* scales;
-  c10::BFloat16* offsets;
+  c10::BFloat16* offsets;  // null unless groups have offsets of their own
 };
 
 void pack_int4(const at::Tensor& rows, const PackedLayout& layout, const Int4Panel& to) {
@@ -203,7 +203,7 @@ void pack_int4(const at::Tensor& rows, const PackedLayout& layout, const Int4Pan
       const auto* numbers = from + n * depth + g * group;
       const auto scale = scale_of(numbers, group, layout.zero_point);
       to.scales[g * kPanel + n] = scale.scale;
-      to.offsets[g * kPanel + n] = scale.offset;
+      if (to.offsets != nullptr) to.offsets[g * kPanel + n] = scale.offset;
       auto* values = to.values + g * group / 2 * kPanel + n;
       for (int64_t first = 0; first < group; first += kSmallestGroup) {
         std::array<int32_t, kSmallestGroup> rounded{};
@@ -231,7 +231,7 @@ void pack_panel(const at::Tensor& rows, const PackedLayout& layout, const Packed
       return pack_int4(
           rows, layout,
           {panel_of<uint8_t>(to.values, panel), panel_of<c10::BFloat16>(to.scales, panel),
-           panel_of<c10::BFloat16>(to.offsets, panel)});
+           layout.zero_point ? panel_of<c10::BFloat16>(to.offsets, panel) : nullptr});
   }
 }
 
@@ -259,9 +259,12 @@ class PanelReader {
         const auto byte = values<uint8_t>()[k / 2 * kPanel + n];
         const auto number = k % 2 == 0 ? byte & 15 : byte >> 4;
         const auto place = k / weight_.group * kPanel + n;
-        return static_cast<float>(number) *
-                   read_panel<c10::BFloat16>(weight_.scales, panel_)[place] +
-               read_panel<c10::BFloat16>(weight_.offsets, panel_)[place];
+        const float scale = read_panel<c10::BFloat16>(weight_.scales, panel_)[place];
+        float offset = kSymmetricOffset * scale;
+        if (weight_.offsets.defined()) {
+          offset = read_panel<c10::BFloat16>(weight_.offsets, panel_)[place];
+        }
+        return static_cast<float>(number) * scale + offset;
       }
     }
     TORCH_INTERNAL_ASSERT(false, "unknown format");
@@ -343,7 +346,8 @@ std::array<PackedShape, 3> packed_shapes(const PackedLayout& layout, int64_t out
   shapes[0] = {{panels, ceil_div(depth, format.per_row), kPanel}, format.elements};
   if (layout.format == PackedFormat::int8) shapes[1] = {{panels, 1, kPanel}, at::kFloat};
   if (layout.format == PackedFormat::int4) {
-    shapes[1] = shapes[2] = {{panels, depth / layout.group, kPanel}, at::kBFloat16};
+    shapes[1] = {{panels, depth / layout.group, kPanel}, at::kBFloat16};
+    if (layout.zero_point) shapes[2] = shapes[1];
   }
   return shapes;
 }

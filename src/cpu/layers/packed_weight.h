@@ -22,7 +22,7 @@ struct PackedWeight {
   int64_t group;           // int4: numbers of the depth that share a scale; else 0
   at::Tensor values;   // [panels, rows, 64] of float, bfloat16 pairs as int32, half, int8, bytes
   at::Tensor scales;   // int8: float [panels, 1, 64]; int4: bfloat16 [panels, K / group, 64]
-  at::Tensor offsets;  // int4: bfloat16 as the scales; else undefined
+  at::Tensor offsets;  // int4 with zero points: bfloat16 as the scales; else undefined
   bool quantize_activations = false;  // whether many input rows may be rounded to bytes
 
   int64_t bytes() const;

@@ -12,12 +12,13 @@
 #include "core/direct.h"
 #include "core/dtypes.h"
 #include "cpu/layers/function.h"
+#include "cpu/layers/norm_rows.h"
 #include "cpu/layers/tasks.h"
 #include "cpu/tensor_rows.h"
 
 // RMSNorm over rows x [D], with inverse = 1 / sqrt(mean(x^2) + eps), in one pass over memory:
 //
-//   for each row, in parallel:                              # cpu/isa/layers.cpp
+//   for each row, in parallel:                              # norm_rows.cpp
 //     y = x * inverse * (weight + offset)
 //
 //   backward, for each of at most 32 splits of the rows, in parallel:
@@ -36,42 +37,13 @@ namespace {
 
 constexpr int64_t kWeightSplits = 32;  // at most: partial sums of the weight's gradient
 
-/// Rows [first, last) of a contiguous tensor [.., D].
-Rows rows_of(const at::Tensor& tensor, int64_t first, int64_t last) {
-  const auto columns = tensor.size(-1);
-  return rows_at(tensor, first * columns, last - first, columns);
-}
-
-/// The parameters of a norm, which all rows share.
-struct Scale {
-  const at::Tensor& weight;
-  double offset, eps;
-
-  template <typename T>
-  RmsScale<T> of() const {
-    return {weight.const_data_ptr(), weight.scalar_type() == c10::CppTypeToScalarType<T>::value,
-            static_cast<T>(offset), static_cast<T>(eps)};
-  }
-};
-
-template <typename T>
-at::Tensor normalize(const LayerKernelsOf<T>& kernels, const at::Tensor& x, const Scale& scale) {
-  auto result = empty_as(x);
-  at::parallel_for(
-      0, x.numel() / x.size(-1), rows_per_task(x.size(-1)), [&](int64_t first, int64_t last) {
-        kernels.rms_norm(rows_of(x, first, last), scale.of<T>(), rows_of(result, first, last));
-      });
-  return result;
-}
-
-at::Tensor normalize(const at::Tensor& x, const Scale& scale) {
-  return with_layer_kernels(x.scalar_type(),
-                            [&](const auto& kernels) { return normalize(kernels, x, scale); });
+NormParameters rms_parameters(const at::Tensor& weight, double eps, double offset) {
+  return {/*centers=*/false, weight, at::Tensor(), eps, offset};
 }
 
 template <typename T>
 RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor& x,
-                              const Scale& scale, const at::Tensor& output_gradient) {
+                              const NormParameters& norm, const at::Tensor& output_gradient) {
   auto result = empty_as(x);
   const auto columns = x.size(-1), count = x.numel() / columns;
   const auto split_rows = std::max(rows_per_task(columns), ceil_div(count, kWeightSplits));
@@ -81,21 +53,21 @@ RmsNormGradients gradients_of(const LayerKernelsOf<T>& kernels, const at::Tensor
     for (int64_t p = begin; p < end; ++p) {
       const auto first = p * split_rows, last = std::min(count, first + split_rows);
       kernels.rms_norm_backward(rows_of(x, first, last), rows_of(output_gradient, first, last),
-                                scale.of<T>(), rows_of(result, first, last),
+                                norm_scale<T>(norm), rows_of(result, first, last),
                                 sums.template data_ptr<T>() + p * columns);
     }
   });
-  return {result, sums.sum(0).to(scale.weight.scalar_type())};
+  return {result, sums.sum(0).to(norm.weight.scalar_type())};
 }
 
 /// The gradients by operators, which autograd can differentiate again.
-RmsNormGradients differentiable_gradients(const at::Tensor& x, const Scale& scale,
+RmsNormGradients differentiable_gradients(const at::Tensor& x, const NormParameters& norm,
                                           const at::Tensor& output_gradient) {
   const auto precise = compute_dtype(x.scalar_type());
-  const auto& weight = scale.weight;
+  const auto& weight = norm.weight;
   const auto row = x.to(precise);
-  const auto weighted = output_gradient.to(precise) * (weight.to(precise) + scale.offset);
-  const auto inverse = (row.square().mean(-1, true) + scale.eps).rsqrt();
+  const auto weighted = output_gradient.to(precise) * (weight.to(precise) + norm.offset);
+  const auto inverse = (row.square().mean(-1, true) + norm.eps).rsqrt();
   const auto along = (row * weighted).mean(-1, true) * inverse.square();
   const auto of_weight = (output_gradient.to(precise) * row * inverse).sum_to_size(weight.sizes());
   return {(inverse * (weighted - row * along)).to(x.scalar_type()),
@@ -108,7 +80,7 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
     context->save_for_backward({x, weight});
     context->saved_data["eps"] = eps;
     context->saved_data["offset"] = offset;
-    auto result = normalize(x, {weight, offset, eps});
+    auto result = normalize_rows(x, rms_parameters(weight, eps, offset));
     const auto again = [eps, offset](const variable_list& sources) {
       return rms_norm(sources[0], sources[1], eps, offset);
     };
@@ -126,9 +98,7 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
 };
 
 bool kernel_takes(const at::Tensor& x, const at::Tensor& weight) {
-  return has_kernels() && calls_reach_kernels() && is_plain(x) && is_plain(weight) &&
-         x.numel() > 0 && is_attention_dtype(x.scalar_type()) &&
-         norm_takes(x.scalar_type(), weight.scalar_type());
+  return kernels_normalize(x, rms_parameters(weight, 0.0, 0.0));
 }
 
 }  // namespace
@@ -146,7 +116,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, d
   const auto dense = x.contiguous();
   const auto dense_weight = weight.contiguous();
   if (!is_recorded(x, weight)) {
-    return normalize(dense, {dense_weight, offset, eps});
+    return normalize_rows(dense, rms_parameters(dense_weight, eps, offset));
   }
   return RmsNorm::apply(dense, dense_weight, eps, offset);
 }
@@ -159,11 +129,11 @@ RmsNormGradients rms_norm_gradients(const at::Tensor& x, const at::Tensor& weigh
                                     const at::Tensor& output_gradient, double offset) {
   const auto of_output = output_gradient.resolve_neg();
   if (at::GradMode::is_enabled() || !kernel_takes(x, weight) || !is_plain(of_output)) {
-    return differentiable_gradients(x, {weight, offset, eps}, of_output);
+    return differentiable_gradients(x, rms_parameters(weight, eps, offset), of_output);
   }
   const auto dense_weight = weight.contiguous();
   return with_layer_kernels(x.scalar_type(), [&](const auto& kernels) {
-    return gradients_of(kernels, x.contiguous(), {dense_weight, offset, eps},
+    return gradients_of(kernels, x.contiguous(), rms_parameters(dense_weight, eps, offset),
                         of_output.contiguous());
   });
 }

@@ -7,12 +7,37 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
 
+#include "modules/layers/linear.h"
+
 namespace heed::detail {
 
 namespace {
 
 /// The factor of gelu_sigmoid. Hendrycks and Gimpel 2016 (arXiv:1606.08415), section 2.
 constexpr double kSigmoidScale = 1.702;
+
+OutputFunction function_of(Activation activation) {
+  switch (activation) {
+    case Activation::relu:
+    case Activation::reglu:
+      return OutputFunction::relu;
+    case Activation::gelu:
+    case Activation::geglu:
+      return OutputFunction::gelu;
+    case Activation::gelu_tanh:
+    case Activation::geglu_tanh:
+      return OutputFunction::gelu_tanh;
+    case Activation::silu:
+      return OutputFunction::silu;
+    case Activation::tanh:
+      return OutputFunction::tanh;
+    case Activation::gelu_sigmoid:
+      return OutputFunction::gelu_sigmoid;
+    case Activation::swiglu:
+      break;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unexpected Activation");
+}
 
 }  // namespace
 
@@ -43,6 +68,15 @@ at::Tensor activate(Activation activation, const at::Tensor& x) {
       break;
   }
   TORCH_INTERNAL_ASSERT(false, "unexpected Activation");
+}
+
+at::Tensor project_activated(const torch::nn::Linear& linear, const at::Tensor& input,
+                             Activation activation) {
+  if (stand_in_of(*linear) == nullptr) {
+    const auto output = linear_with(function_of(activation), input, linear->weight, linear->bias);
+    if (output) return *output;
+  }
+  return activate(activation, project(linear, input));
 }
 
 SwiGluForm swiglu_form(const FeedForwardOptions& options) {

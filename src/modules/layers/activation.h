@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <heed/feed_forward.h>
+#include <torch/nn/modules/linear.h>
 
 #include "cpu/isa/layers.h"
 
@@ -14,6 +15,11 @@ bool is_gated(Activation activation);
 /// The activation of x, or that of a gate. swiglu is not one of them: it is computed in one pass
 /// with its product.
 at::Tensor activate(Activation activation, const at::Tensor& x);
+
+/// The activation of a layer's output, which a product with a packed weight computes as it writes
+/// the output, if autograd does not record it.
+at::Tensor project_activated(const torch::nn::Linear& linear, const at::Tensor& input,
+                             Activation activation);
 
 /// The form of swiglu that a layer's options say.
 SwiGluForm swiglu_form(const FeedForwardOptions& options);

@@ -131,7 +131,7 @@ at::Tensor FeedForwardImpl::forward(const at::Tensor& x) {
     const auto gate_and_up = detail::project_together({fc_gate, fc_in}, input);
     hidden = gated(options, gate_and_up[0], gate_and_up[1]);
   } else {
-    hidden = detail::activate(options.activation(), detail::project(fc_in, input));
+    hidden = detail::project_activated(fc_in, input, options.activation());
   }
   {
     const detail::OwnRandomNumbers own(fc_out, x.device(), is_training() ? options.dropout() : 0.0);

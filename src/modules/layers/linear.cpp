@@ -312,7 +312,8 @@ struct RecordedPacked : public torch::autograd::Function<RecordedPacked> {
 };
 
 std::vector<at::Tensor> multiply_packed(const at::Tensor& x,
-                                        const std::vector<LinearParameters>& layers) {
+                                        const std::vector<LinearParameters>& layers,
+                                        OutputFunction function = OutputFunction::identity) {
   const auto input = x.defined() && x.is_cpu() ? x.resolve_neg() : x;
   for (const auto& layer : layers) check_packed(input, layer);
   const auto dtype = is_converted_by_autocast(input) ? at::autocast::get_autocast_dtype(at::kCPU)
@@ -323,7 +324,7 @@ std::vector<at::Tensor> multiply_packed(const at::Tensor& x,
     return LinearParameters{layer.weight, is_added ? bias.to(dtype).contiguous() : at::Tensor()};
   });
   auto outputs = is_recorded(input) ? RecordedPacked::apply(input.to(dtype), &operands)
-                                    : linear_packed(input.to(dtype), operands);
+                                    : linear_packed(input.to(dtype), operands, function);
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto& bias = layers[i].bias;
     if (bias.defined() && is_recorded(bias)) outputs[i] = outputs[i] + bias.to(dtype);
@@ -360,6 +361,14 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::T
   }
   const std::vector<LinearParameters> layer = {{weight, bias}};
   return (records ? record(product, input, layer) : multiply(product, input, layer)).front();
+}
+
+std::optional<at::Tensor> linear_with(OutputFunction function, const at::Tensor& input,
+                                      const at::Tensor& weight, const at::Tensor& bias) {
+  if (packed_weight_of(weight) == nullptr || !has_kernels() || is_recorded(input, weight, bias)) {
+    return {};
+  }
+  return multiply_packed(input, {{weight, bias}}, function).front();
 }
 
 at::Tensor linear_in_memory(at::Tensor& memory, const at::Tensor& input, const at::Tensor& weight,

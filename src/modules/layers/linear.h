@@ -34,6 +34,11 @@ LinearProduct linear_product(const at::Tensor& input, const at::Tensor& weight,
 HEED_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias = {});
 
+/// Computes function(`linear`) in one pass with a packed weight. Returns nullopt if it is not
+/// packed, or if autograd records the layer.
+std::optional<at::Tensor> linear_with(OutputFunction function, const at::Tensor& input,
+                                      const at::Tensor& weight, const at::Tensor& bias);
+
 /// Input [.., K] for a product of LibTorch's: with a 0 in memory after each row where the product
 /// would multiply the next row's first element by 0, whose infinity or NaN would come into this
 /// row. `linear` calls it; callers of the next three functions do.

@@ -169,6 +169,11 @@ inline void expect_is_the_reference(const TransformerBlock& block, const Referen
   const auto output = block.ptr()->forward(x, inputs);
   const auto expected = reference(x, memory);
   EXPECT_TRUE(are_alike({output}, {expected}, 1e-12));
+  {
+    // Without gradients, a sum and the norm of it are one kernel's.
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(are_alike({block.ptr()->forward(x, inputs)}, {expected}, 1e-12));
+  }
   const auto direction = uniform(x.sizes(), at::kDouble);
   // Sums over some tens of tokens and elements, in another order.
   EXPECT_TRUE(are_alike(torch::autograd::grad({output}, leaves, {direction}),

@@ -142,9 +142,14 @@ TEST(PackedFiles, ShowTheirTensors) {
   const auto tensors = read_weights(path);
   EXPECT_EQ(tensors.at("fc_q.weight.values").sizes(), at::IntArrayRef({2, 48, 64}));
   EXPECT_EQ(tensors.at("fc_q.weight.scales").sizes(), at::IntArrayRef({2, 3, 64}));
-  EXPECT_EQ(tensors.at("fc_q.weight.offsets").scalar_type(), at::kBFloat16);
   EXPECT_EQ(tensors.at("fc_q.bias").sizes(), at::IntArrayRef({96}));
-  EXPECT_EQ(tensors.size(), 16U);
+  EXPECT_EQ(tensors.size(), 12U);
+  auto shifted = make_attention(96);
+  pack_weights(*shifted, PackOptions(PackFormat::int4).zero_point(true));
+  save_weights(*shifted, path);
+  const auto offsets = read_weights(path).at("fc_q.weight.offsets");
+  EXPECT_EQ(offsets.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(offsets.sizes(), at::IntArrayRef({2, 3, 64}));
 }
 
 /// The file with one text in its header replaced by another one of the same length.

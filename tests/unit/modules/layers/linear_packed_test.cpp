@@ -2,10 +2,17 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_neg_view.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 #include <heed/autocast.h>
 
@@ -13,6 +20,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cpu/capability.h"
@@ -99,9 +107,8 @@ double tolerance_of_packed(at::ScalarType dtype, int64_t depth) {
   return 4 * unit_roundoff(dtype) * std::sqrt(terms) + 2 * unit_roundoff(at::kFloat) * terms;
 }
 
-void expect_right(const Size& size, at::ScalarType dtype, PackedFormat format) {
+void expect_right(const Size& size, at::ScalarType dtype, const PackedLayout& layout) {
   const auto [input, weight, bias] = make_tensors(size, dtype);
-  const auto layout = layout_of(format);
   const auto expected =
       at::linear(input.to(at::kDouble), numbers_of(weight, layout).to(at::kDouble));
   const auto of_packed = packed(weight, layout, dtype);
@@ -130,7 +137,8 @@ TEST(LinearPacked, IsRightInEveryInstructionSet) {
             for (const auto depth : depths) {
               SCOPED_TRACE(c10::str(set->name, " ", dtype, " format ", static_cast<int>(format),
                                     " ", rows, " x ", depth, " to ", outputs));
-              expect_right({{rows, depth}, outputs}, dtype, format);
+              expect_right({{rows, depth}, outputs}, dtype, layout_of(format));
+              if (has_groups) expect_right({{rows, depth}, outputs}, dtype, {format, 32, true});
             }
           }
         }
@@ -144,9 +152,9 @@ TEST(LinearPacked, TakesManyRowsAndOtherLayouts) {
   const at::NoGradGuard no_grad;
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const auto format : kFormats) {
-      expect_right({{2, 500, 96}, 40}, dtype, format);
-      expect_right({{96}, 40}, dtype, format);
-      expect_right({{2, 0, 96}, 40}, dtype, format);
+      expect_right({{2, 500, 96}, 40}, dtype, layout_of(format));
+      expect_right({{96}, 40}, dtype, layout_of(format));
+      expect_right({{2, 0, 96}, 40}, dtype, layout_of(format));
       const auto weight = uniform({40, 96}, dtype);
       const auto of_packed = packed(weight.t().contiguous().t(), layout_of(format), dtype);
       const auto input = uniform({96, 7}, dtype).t();
@@ -270,6 +278,94 @@ TEST(LinearPacked, ShowsWhatCannotBeRoundedToBytes) {
   const auto largest = at::ones({16, 65536}), ones = at::ones({9, 65536});
   EXPECT_TRUE(is_close(detail::linear(ones, packed(largest, quantizing(), at::kFloat)) / 65536,
                        at::ones({9, 16}), 1e-5));
+}
+
+/// A function of LibTorch's for each of the kernels'.
+const std::vector<std::pair<detail::OutputFunction, at::Tensor (*)(const at::Tensor&)>> kFunctions =
+    {{detail::OutputFunction::relu, [](const at::Tensor& x) { return at::relu(x); }},
+     {detail::OutputFunction::gelu, [](const at::Tensor& x) { return at::gelu(x); }},
+     {detail::OutputFunction::gelu_tanh, [](const at::Tensor& x) { return at::gelu(x, "tanh"); }},
+     {detail::OutputFunction::gelu_sigmoid,
+      [](const at::Tensor& x) { return x * at::sigmoid(x * 1.702); }},
+     {detail::OutputFunction::silu, [](const at::Tensor& x) { return at::silu(x); }},
+     {detail::OutputFunction::tanh, [](const at::Tensor& x) { return at::tanh(x); }}};
+
+TEST(LinearPacked, AppliesAFunctionInEveryInstructionSet) {
+  torch::manual_seed(moved(39));
+  const at::NoGradGuard no_grad;
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const int64_t rows : {1, 6, 33}) {
+        for (const bool quantizes : {false, true}) {
+          const auto [input, weight, bias] = make_tensors({{rows, 96}, 77}, dtype);
+          auto layout = layout_of(quantizes ? PackedFormat::int8 : PackedFormat::float32);
+          layout.quantize_activations = quantizes;
+          const auto of_packed = packed(weight, layout, dtype);
+          const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
+          const auto sums =
+              detail::linear(wide(input), packed(weight, layout, at::kFloat), wide(bias));
+          for (const auto& [function, of_libtorch] : kFunctions) {
+            SCOPED_TRACE(c10::str(set->name, " ", dtype, " function ", static_cast<int>(function)));
+            const auto found = detail::linear_with(function, input, of_packed, bias);
+            ASSERT_TRUE(found);
+            EXPECT_EQ(found->scalar_type(), dtype);
+            // A sum has another order in bfloat16, and some functions are less exact there.
+            const auto close = 2 * unit_roundoff(dtype) + 64 * unit_roundoff(at::kFloat);
+            EXPECT_TRUE(are_alike({*found}, {of_libtorch(sums.to(at::kDouble))}, close));
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Errors relative to each value of gelu, also of small ones, and what is beyond them.
+TEST(LinearPacked, AppliesFunctionsToAllNumbers) {
+  const at::NoGradGuard no_grad;
+  const auto one = packed(at::ones({1, 1}), {PackedFormat::float32}, at::kFloat);
+  for (const auto* set : detail::instruction_sets()) {
+    const detail::ScopedInstructionSet in_force(*set);
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      const auto of_packed = dtype == at::kFloat ? one : packed(at::ones({1, 1}), {}, dtype);
+      const auto x = at::arange(-5.0, 5.0, 0.03, at::kDouble).to(dtype).unsqueeze(1);
+      for (const auto& [function, of_libtorch] : kFunctions) {
+        SCOPED_TRACE(c10::str(set->name, " ", dtype, " function ", static_cast<int>(function)));
+        const auto expected = of_libtorch(x.to(at::kDouble));
+        const auto found = detail::linear_with(function, x, of_packed, {});
+        const auto error = (found->to(at::kDouble) - expected).abs();
+        // A quarter of bfloat16's distance of neighbors beside its rounding; in float32 the
+        // exponent's rounding, of which e^x makes as many roundoffs as the exponent is large.
+        const auto bound =
+            dtype == at::kFloat ? 64 * unit_roundoff(dtype) : 1.6 * unit_roundoff(dtype);
+        EXPECT_LE((error - bound * expected.abs()).max().item<double>(), 1e-12);
+        const auto ends = at::tensor({-1e30F, 0.0F, 1e30F, INFINITY, std::nanf("")}).to(dtype);
+        const auto at_ends = detail::linear_with(function, ends.unsqueeze(1), of_packed, {});
+        const auto value = [&](int64_t i) { return (*at_ends)[i].item<float>(); };
+        const bool is_tanh = function == detail::OutputFunction::tanh;
+        EXPECT_NEAR(value(0), is_tanh ? -1 : 0, 1e-8);  // e^-88 of the number, or less
+        EXPECT_EQ(value(1), 0);
+        EXPECT_EQ(value(2), is_tanh ? 1 : ends[2].item<float>());
+        EXPECT_EQ(value(3), is_tanh ? 1 : INFINITY);
+        EXPECT_TRUE(std::isnan(value(4)));
+      }
+    }
+  }
+}
+
+/// LibTorch's operators follow where no kernel can apply the function.
+TEST(LinearPacked, LeavesFunctionsToOthers) {
+  const auto weight = uniform({24, 64}, at::kFloat);
+  const auto of_packed = packed(weight, {PackedFormat::float32}, at::kFloat);
+  const auto input = uniform({5, 64}, at::kFloat);
+  constexpr auto kGelu = detail::OutputFunction::gelu;
+  EXPECT_TRUE(detail::linear_with(kGelu, input, of_packed, {}));
+  EXPECT_FALSE(detail::linear_with(kGelu, input, weight, {}));
+  EXPECT_FALSE(detail::linear_with(kGelu, input.detach().requires_grad_(), of_packed, {}));
+  EXPECT_FALSE(
+      detail::linear_with(kGelu, input, of_packed, uniform({24}, at::kFloat).requires_grad_()));
+  const detail::ScopedInstructionSet in_force(detail::no_kernels());
+  EXPECT_FALSE(detail::linear_with(kGelu, input, of_packed, {}));
 }
 
 TEST(LinearPacked, IsConvertedByAutocast) {
