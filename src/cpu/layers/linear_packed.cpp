@@ -23,8 +23,8 @@
 //   a [rows, K] = the input, as floats, as pairs of bfloat16 or, rounded, as quads of bytes
 //   for each 16 outputs of all layers, in parallel; neighbors of one panel together:
 //     for 480 rows at a time:
-//       for about 256 operands of the depth at a time:
-//         b [256, columns] = the weight's: in memory as it is, or unpacked into the L2 cache
+//       for about 384 operands of the depth at a time:
+//         b [384, columns] = the weight's: in memory as it is, or unpacked into the L2 cache
 //         sums [rows, columns] += a b, and prefetch what is read next     # cpu/isa/matrix.cpp
 //       output = function(sums * scales + bias)                      # cpu/isa/finish_rows.h
 //
@@ -38,7 +38,7 @@ namespace heed::detail {
 
 namespace {
 
-constexpr int64_t kOperandRun = 256, kLongestRun = 384;  // operands
+constexpr int64_t kOperandRun = 384, kLongestRun = 576;  // operands
 constexpr int64_t kRowsAtOnce = 480;
 constexpr int64_t kRegisterRows = 16;  // of AMX's; a block of rows ends with whole registers
 static_assert(kRowsAtOnce % kMicroRows == 0 && kRowsAtOnce % kRegisterRows == 0);
