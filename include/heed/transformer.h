@@ -363,7 +363,7 @@ class HEED_API TransformerBlockImpl final : public Cloneable<TransformerBlockImp
   HEED_LOCAL at::Tensor scaled(const at::Tensor& output, const Connection& connection) const;
   HEED_LOCAL Stream sum_for(size_t place, const at::Tensor& x, const at::Tensor& added) const;
   template <typename Layer>
-  Stream residual(const Stream& stream, const Connection& connection, std::optional<size_t> next,
+  Stream residual(Stream stream, const Connection& connection, std::optional<size_t> next,
                   const Layer& layer) const;
   template <typename SelfAttend>
   at::Tensor run_parallel(const at::Tensor& x, const SelfAttend& self_attend) const;

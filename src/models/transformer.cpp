@@ -281,14 +281,16 @@ TransformerBlockImpl::Stream TransformerBlockImpl::sum_for(size_t place, const a
 
 /// The stream behind a layer, for the layer that follows, whose norm is at `next`.
 template <typename Layer>
-TransformerBlockImpl::Stream TransformerBlockImpl::residual(const Stream& stream,
+TransformerBlockImpl::Stream TransformerBlockImpl::residual(Stream stream,
                                                             const Connection& connection,
                                                             std::optional<size_t> next,
                                                             const Layer& layer) const {
   const auto norm = connection.norm;
   const auto& x = stream.x;
-  const auto input = [&] {
-    return stream.normalized.defined() ? stream.normalized : normalized(norm, x);
+  // The layer's input is freed before its output is added.
+  const auto of_normalized = [&] {
+    return layer(stream.normalized.defined() ? std::exchange(stream.normalized, {})
+                                             : normalized(norm, x));
   };
   const auto added_to_x = [&](const at::Tensor& output) -> Stream {
     const auto added = scaled(output, connection);
@@ -296,11 +298,11 @@ TransformerBlockImpl::Stream TransformerBlockImpl::residual(const Stream& stream
   };
   switch (options.norm_placement()) {
     case NormPlacement::pre:
-      return added_to_x(layer(input()));
+      return added_to_x(of_normalized());
     case NormPlacement::post:
       return {sum_for(norm, x, scaled(layer(x), connection)).normalized, {}};
     case NormPlacement::sandwich:
-      return added_to_x(normalized(detail::output_norm(norm), layer(input())));
+      return added_to_x(normalized(detail::output_norm(norm), of_normalized()));
     case NormPlacement::output:
       return {sum(x, scaled(normalized(norm, layer(x)), connection)), {}};
   }
@@ -327,12 +329,13 @@ at::Tensor TransformerBlockImpl::run(const at::Tensor& x, const TransformerInput
       cross_attention ? detail::kCrossAttentionNorm : detail::kFeedForwardNorm;
   Stream stream{x, {}};
   if (options.self_attention()) {
-    stream = residual(stream, attention_connection(), after_attention, self_attend);
+    stream = residual(std::move(stream), attention_connection(), after_attention, self_attend);
   }
   if (cross_attention) {
-    stream = residual(stream, cross_attention_connection(), detail::kFeedForwardNorm, cross_attend);
+    stream = residual(std::move(stream), cross_attention_connection(), detail::kFeedForwardNorm,
+                      cross_attend);
   }
-  return residual(stream, feed_forward_connection(), std::nullopt,
+  return residual(std::move(stream), feed_forward_connection(), std::nullopt,
                   [&](const at::Tensor& input) { return apply_feed_forward(input); })
       .x;
 }
