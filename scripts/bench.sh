@@ -73,11 +73,13 @@ install_engine() {
 }
 
 # Sets HEED_VLLM_PYTHON, for vLLM needs other versions of packages than the others do. They are pinned by vLLM alone, and
-# not by hash: its torch is a CPU build, which only some indexes have.
+# not by hash: its torch is a CPU build, which only some indexes have. A torchvision for CUDA, which others have, cannot be
+# imported beside it, and transformers imports it where it is there; language models do not need it.
 install_vllm() {
   heed_venv=$heed_work/venv-vllm
   # pip takes what PYTHONPATH has for installed, and vLLM's Python does not see it.
-  if (unset PYTHONPATH && make_venv && { has_modules "$heed_venv/bin/python" vllm || pip_install "$1" "$1"; }); then
+  if (unset PYTHONPATH && make_venv && { has_modules "$heed_venv/bin/python" vllm || pip_install "$1" "$1"; } &&
+    "$heed_venv/bin/python" -m pip uninstall -q -y torchvision); then
     export HEED_VLLM_PYTHON=$heed_venv/bin/python
     return
   fi
