@@ -76,6 +76,10 @@ at::Tensor weights_in(const NamedTensors& file, const Packed& packed) {
     const auto scales = tensor("scales").to(at::kDouble);
     const auto each = packed.inputs / scales.size(1);
     rows = rows * scales.repeat_interleave(each, 1);
+    const bool is_symmetric =
+        packed.options.format() == PackFormat::int4 && !packed.options.zero_point();
+    expect(!is_symmetric || file.count("weight.offsets") == 0, "offsets that nothing needs");
+    if (is_symmetric) rows = rows - 8 * scales.repeat_interleave(each, 1);
     if (file.count("weight.offsets") > 0) {
       rows = rows + tensor("offsets").to(at::kDouble).repeat_interleave(each, 1);
     }
