@@ -11,9 +11,9 @@
 ///   gelu_sigmoid   x sigmoid(1.702 x)
 ///   silu           x sigmoid(x)
 ///
-/// If Short, results have an error of at most 1.1e-3 of themselves, a quarter of the distance of
-/// neighbors in bfloat16, to which they are rounded then. The multiply units bound all of them: a
-/// vector of gelu takes 22 multiplications and a division, or 13 multiplications if Short.
+/// If Short, results have an error of at most 1.1e-3 of themselves, about a quarter of the smallest
+/// distance of neighbors in bfloat16, to which they are rounded then. The multiply units bound all
+/// of them: a vector of gelu takes 22 multiplications and a division, or 13 if Short.
 
 namespace heed::detail::HEED_ISA {
 
