@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of benchmarks/models.py, of programs that answer at once."""
+"""The tables of benchmarks/models.py and encoders.py, of programs that answer at once."""
 
 import contextlib
 import io
@@ -12,6 +12,7 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import encoders  # noqa: E402
 import models  # noqa: E402
 
 HEED = """
@@ -80,6 +81,25 @@ class Table(unittest.TestCase):
         _, prompt, _, _, reason = self.lines("int4")
         self.assertEqual("| 135M | int4 | prompt/128 |  | 300 | 400 |  |  |  |  |  |", prompt)
         self.assertEqual("Without llama.cpp in all rows: `no files`", reason)
+
+
+class Encoders(unittest.TestCase):
+    def test_a_work_is_asked_with_its_numbers(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            program, files = Path(folder) / "heed", Path(folder) / "files.py"
+            program.write_text(f"#!{sys.executable}\nimport sys\nfor line in sys.stdin:\n"
+                               "    print(line.split()[-1] if line.startswith('batch 32') else 1, flush=True)\n")
+            program.chmod(0o755)
+            files.write_text("")
+            suite = replace(encoders.ENCODERS, files=files)
+            table = models.Table(suite, str(program), Path(folder), [], threads=1, turns=1)
+            with contextlib.redirect_stdout(io.StringIO()):
+                table.add_rows("MiniLM", "bfloat16", [("MiniLM", "bfloat16", "batch/32x128")])
+        self.assertEqual(["| MiniLM | bfloat16 | batch/32x128 | 128 | 128 |  |  |  |"], table.lines)
+
+    def test_names_have_the_suite(self) -> None:
+        self.assertEqual([("ViT-base", "int8", "batch/8x224")], encoders.ENCODERS.chosen("^encoders/ViT.*int8/batch/8x"))
+        self.assertEqual({"MiniLM", "ViT-base"}, {row[0] for row in encoders.ENCODERS.chosen(".")})
 
 
 class Rows(unittest.TestCase):
