@@ -129,7 +129,8 @@ class Table:
         suite = self.suite
         versions = versions_of(suite.packages)
         for python in suite.pythons.values():
-            command = [*python, "-c", f"import models; print(*models.versions_of({suite.packages}))"]
+            missing = [package for package in suite.packages if not versions_of([package])]
+            command = [*python, "-c", f"import models; print(*models.versions_of({missing}))"]
             done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True)
             versions += done.stdout.splitlines()
         self.add(f"{processor()}, {self.threads} threads, {', '.join(versions)}; {suite.unit} a second:")
