@@ -10,28 +10,24 @@
 //     batch 8 224    images a second, 8 at once of 224 x 224 pixels
 //     value 8 224    the first number that the model returns
 //     start          seconds from the files to the first result
-#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <c10/core/InferenceMode.h>
-#include <heed/memory.h>
 #include <heed/pretrained.h>
 
-#include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
 
+#include "support/answer_lines.h"
 #include "support/pack_formats.h"
 #include "support/throughput.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 class Encoder {
  public:
-  Encoder(const std::string& folder, const std::string& format) : start_(Clock::now()) {
+  Encoder(const std::string& folder, const std::string& format) {
     const auto options = heed::bench::pretrained_options(format);
     const auto name = std::filesystem::path(folder).filename().string();
     if (name.rfind("ViT", 0) == 0)
@@ -40,11 +36,9 @@ class Encoder {
       texts_ = heed::load_pretrained<heed::TextEncoder>(folder, options);
     constexpr int64_t kWarmUpTokens = 32;
     run(inputs(1, images_ ? (*images_)->options.image_size() : kWarmUpTokens));
-    start_seconds_ = std::chrono::duration<double>(Clock::now() - start_).count();
   }
 
   double answer(const std::string& work) {
-    if (work == "start") return start_seconds_;
     int64_t count = 0, size = 0;
     std::cin >> count >> size;
     const auto batch = inputs(count, size);
@@ -72,22 +66,12 @@ class Encoder {
     return images_ ? (*images_)->forward(batch) : (*texts_)->forward(batch);
   }
 
-  Clock::time_point start_;
   std::optional<heed::TextEncoder> texts_;
   std::optional<heed::ImageEncoder> images_;
-  double start_seconds_ = 0.0;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr int kArguments = 4;
-  if (argc != kArguments) {
-    std::cerr << "heed_encoders needs FOLDER THREADS FORMAT\n";
-    return 2;
-  }
-  heed::reuse_memory();
-  at::set_num_threads(std::stoi(argv[2]));
-  Encoder model(argv[1], argv[3]);
-  for (std::string work; std::cin >> work;) std::cout << model.answer(work) << std::endl;
+  return heed::bench::answer_lines<Encoder>("heed_encoders", argc, argv);
 }

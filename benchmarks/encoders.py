@@ -7,7 +7,9 @@
 As models.py; batch/32x128 is 32 sentences of 128 tokens at once, and batch/8x224 8 images of 224 by 224 pixels.
 """
 
-from encoders_files import ENGINES, path_of
+from pathlib import Path
+
+from encoders_files import ENGINES, example_size, path_of
 from models import BENCHMARKS, LANGUAGE_MODELS, Suite, measure
 
 FORMATS = ("float32", "bfloat16", "int8")
@@ -25,7 +27,7 @@ ENCODERS = Suite(
     files=BENCHMARKS / "encoders_files.py",
     path_of=path_of,
     peers=BENCHMARKS / "encoders_peers.py",
-    question=lambda model: "value 2 224" if model.startswith("ViT") else "value 2 32",
+    question=lambda model: f"value 2 {example_size(Path(model))}",
     packages=("openvino", "onnxruntime", "transformers"),
     pythons={},
 )

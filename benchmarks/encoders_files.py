@@ -25,6 +25,11 @@ def takes_images(folder: Path) -> bool:
     return folder.name.removeprefix("unfinished-").startswith("ViT")
 
 
+def example_size(folder: Path) -> int:
+    """The pixels of an image's side, or the tokens of a short sentence."""
+    return 224 if takes_images(folder) else 32
+
+
 def inputs(folder: Path, count: int, size: int):
     """Tokens [count, size] or images [count, 3, size, size]."""
     import torch
@@ -65,7 +70,7 @@ def traced(folder: Path):
         def forward(self, x):
             return self.model(x).last_hidden_state
 
-    return Encoder().eval(), inputs(folder, 2, 224 if takes_images(folder) else 32)
+    return Encoder().eval(), inputs(folder, 2, example_size(folder))
 
 
 def openvino(folder: Path, kind: str, output: Path) -> None:

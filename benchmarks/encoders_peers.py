@@ -69,7 +69,7 @@ def main() -> None:
 
             return throughput(step)
 
-        answer("value", 1, 224 if encoders_files.takes_images(folder) else 32)
+        answer("value", 1, encoders_files.example_size(folder))
         return answer
 
     answer_lines(ENGINES[engine].__name__, load)

@@ -13,11 +13,9 @@
 //     batch 16      tokens a second of 16 sequences that are decoded at once
 //     token 128     the token that follows a prompt of 128
 //     start         seconds from the files to the first token
-#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <c10/core/InferenceMode.h>
-#include <heed/memory.h>
 #include <heed/pretrained.h>
 #include <heed/sampling.h>
 
@@ -26,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "support/answer_lines.h"
 #include "support/pack_formats.h"
 #include "support/throughput.h"
 
@@ -49,15 +48,12 @@ at::Tensor next_tokens(const at::Tensor& scores) {
 class Work {
  public:
   Work(const std::string& folder, const std::string& format)
-      : start_(Clock::now()),
-        model_(heed::load_pretrained(folder, heed::bench::pretrained_options(format))) {
+      : model_(heed::load_pretrained(folder, heed::bench::pretrained_options(format))) {
     auto caches = model_->make_caches(1, 1);
     read(prompt(1), caches);
-    start_seconds_ = seconds_since(start_);
   }
 
   double answer(const std::string& work) {
-    if (work == "start") return start_seconds_;
     int64_t count = 0;
     std::cin >> count;
     if (work == "prompt") return prompt_rate(count);
@@ -129,21 +125,11 @@ class Work {
     return read(prompt(length), caches).item<int64_t>();
   }
 
-  Clock::time_point start_;
   heed::Decoder model_;
-  double start_seconds_ = 0.0;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr int kArguments = 4;
-  if (argc != kArguments) {
-    std::cerr << "heed_models needs FOLDER THREADS FORMAT\n";
-    return 2;
-  }
-  heed::reuse_memory();
-  at::set_num_threads(std::stoi(argv[2]));
-  Work model(argv[1], argv[3]);
-  for (std::string work; std::cin >> work;) std::cout << model.answer(work) << std::endl;
+  return heed::bench::answer_lines<Work>("heed_models", argc, argv);
 }

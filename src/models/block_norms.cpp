@@ -41,7 +41,7 @@ SumAndNorm add_and_apply_norm(const Norm& plain, const at::Tensor& x, const at::
                          norm.weight.is_contiguous() &&
                          (!norm.bias.defined() || norm.bias.is_contiguous());
   if (!are_taken || is_recorded(x, added, norm.weight, norm.bias) || !is_plain(added) ||
-      is_autocast(x) || !kernels_normalize(x, norm)) {
+      is_autocast(x) || !kernels_normalize(x, norm.weight, norm.bias)) {
     return {};
   }
   return add_and_normalize(x, added, norm, keeps_sum);

@@ -3,19 +3,16 @@
 
 #include "cpu/isa/functions.h"
 #include "cpu/isa/instruction_set.h"
+#include "cpu/isa/norms.h"
 #include "cpu/isa/philox.h"
+#include "cpu/isa/row_loops.h"
 
 // The layers around attention: rotary embedding, norms, SwiGLU, dropout and cross entropy. Each
-// kernel passes over memory once, where LibTorch's operators make several passes.
+// kernel passes over memory once, where LibTorch's operators make several passes. norms.h has the
+// norms.
 //
 //   rotate, for each pair (x, y):   (x cos - y sin, y cos + x sin)
 //     half split:    x0 x1 .. y0 y1 ..          interleaved:    x0 y0 x1 y1 ..
-//   rms_norm, for each row:   y = x * inverse * w,   w = weight + offset
-//     inverse  = 1 / sqrt(mean(x^2) + eps)
-//     backward: dx = inverse * (dy * w - x * inverse^2 * mean(x * dy * w))
-//               dweight += dy * x * inverse
-//   layer_norm, for each row:   y = (x - m) * inverse * weight + bias,   m = mean(x)
-//     inverse  = 1 / sqrt(mean((x - m)^2) + eps)
 //   swiglu:   y = gate * s * up,   s = sigmoid(gate)
 //     backward: dgate = dy * up * s * (1 + gate * (1 - s));   dup = dy * gate * s
 //     in another form:   y = x * s * (u + offset),   s = sigmoid(beta * x)
@@ -33,11 +30,6 @@
 namespace heed::detail::HEED_ISA {
 
 namespace {
-
-template <typename Element>
-inline Element* row_of(const Rows& rows, int64_t r) {
-  return static_cast<Element*>(rows.data) + r * rows.row_stride;
-}
 
 /// The pairs in 16 bytes: heads of a small model have fewer pairs than a vector has lanes.
 template <typename T>
@@ -108,95 +100,6 @@ void rotate_rows(const Rows& from, const RowAngles<T>& angles, const Rows& to) {
   }
 }
 
-/// Calls visit(load, store) for each whole vector of a row, then for each element that is left.
-/// For an element, `load` puts it into all lanes of a vector, and `store` takes it from the first
-/// lane.
-template <typename T, typename Element, typename Visit>
-inline void for_vectors(int64_t columns, const Visit& visit) {
-  int64_t i = 0;
-  for (; i + kLanes<T> <= columns; i += kLanes<T>) {
-    visit([i](const Element* row) { return load(row + i); },
-          [i](Element* row, Vec<T> v) { store(row + i, v); });
-  }
-  for (; i < columns; ++i) {
-    visit([i](const Element* row) { return broadcast(T{widen(row[i])}); },
-          [i](Element* row, Vec<T> v) { narrow(T{v[0]}, row + i); });
-  }
-}
-
-/// A sum over a row: of_vector(i) for each whole vector, of_element(i) for the elements that are
-/// left.
-template <typename T, typename OfVector, typename OfElement>
-inline T sum_over(int64_t columns, OfVector&& of_vector, OfElement&& of_element) {
-  Vec<T> lanes = {};
-  int64_t i = 0;
-  for (; i + kLanes<T> <= columns; i += kLanes<T>) lanes += of_vector(i);
-  T sum = reduce_sum<T>(lanes);
-  for (; i < columns; ++i) sum += of_element(i);
-  return sum;
-}
-
-/// 1 / sqrt(mean((row - center)^2) + eps).
-template <typename T, typename Element>
-inline T inverse_deviation(const Element* row, int64_t columns, T center, T eps) {
-  const T sum = sum_over<T>(
-      columns,
-      [&](int64_t i) {
-        const auto x = load(row + i) - center;
-        return x * x;
-      },
-      [&](int64_t i) {
-        const T x = widen(row[i]) - center;
-        return x * x;
-      });
-  const T mean = sum / static_cast<T>(columns) + eps;
-  if constexpr (sizeof(T) == 8) return 1 / __builtin_sqrt(mean);
-  return 1 / __builtin_sqrtf(mean);
-}
-
-template <typename T, typename Element, typename Weight>
-void rms_norm_rows(const Rows& from, const NormScale<T>& scale, const Rows& to) {
-  const auto* weight = static_cast<const Weight*>(scale.weight);
-  for (int64_t r = 0; r < from.count; ++r) {
-    const auto* x = row_of<Element>(from, r);
-    auto* y = row_of<Element>(to, r);
-    const T inverse = inverse_deviation<T>(x, from.columns, T{0}, scale.eps);
-    int64_t i = 0;
-    for (; i + kLanes<T> <= from.columns; i += kLanes<T>) {
-      store(y + i, load(x + i) * inverse * (load(weight + i) + scale.offset));
-    }
-    for (; i < from.columns; ++i) {
-      narrow(widen(x[i]) * inverse * (widen(weight[i]) + scale.offset), y + i);
-    }
-  }
-}
-
-template <typename T, typename Element, typename Weight>
-void layer_norm_rows(const Rows& from, const NormScale<T>& scale, const Weight* bias,
-                     const Rows& to) {
-  const auto* weight = static_cast<const Weight*>(scale.weight);
-  const auto columns = from.columns;
-  for (int64_t r = 0; r < from.count; ++r) {
-    const auto* x = row_of<Element>(from, r);
-    auto* y = row_of<Element>(to, r);
-    const T sum = sum_over<T>(
-        columns, [&](int64_t i) { return load(x + i); }, [&](int64_t i) { return widen(x[i]); });
-    const T center = sum / static_cast<T>(columns);
-    const T inverse = inverse_deviation<T>(x, columns, center, scale.eps);
-    int64_t i = 0;
-    for (; i + kLanes<T> <= columns; i += kLanes<T>) {
-      auto result = (load(x + i) - center) * inverse * (load(weight + i) + scale.offset);
-      if (bias != nullptr) result += load(bias + i);
-      store(y + i, result);
-    }
-    for (; i < columns; ++i) {
-      T result = (widen(x[i]) - center) * inverse * (widen(weight[i]) + scale.offset);
-      if (bias != nullptr) result += widen(bias[i]);
-      narrow(result, y + i);
-    }
-  }
-}
-
 template <typename T, typename Element>
 void add_rows(const Rows& a, const Rows& b, const Rows& to) {
   for (int64_t r = 0; r < to.count; ++r) {
@@ -205,37 +108,6 @@ void add_rows(const Rows& a, const Rows& b, const Rows& to) {
     for_vectors<T, Element>(to.columns, [&](const auto& load_from, const auto& store_to) {
       store_to(sum, load_from(x) + load_from(y));
     });
-  }
-}
-
-template <typename T, typename Element, typename Weight>
-void rms_norm_backward_rows(const Rows& from, const Rows& output_gradient,
-                            const NormScale<T>& scale, const Rows& to, T* weight_gradient) {
-  const auto* weight = static_cast<const Weight*>(scale.weight);
-  const T offset = scale.offset;
-  for (int64_t r = 0; r < from.count; ++r) {
-    const auto* x = row_of<Element>(from, r);
-    const auto* gradient = row_of<Element>(output_gradient, r);
-    auto* y = row_of<Element>(to, r);
-    const T inverse = inverse_deviation<T>(x, from.columns, T{0}, scale.eps);
-    const T dot = sum_over<T>(
-        from.columns,
-        [&](int64_t i) { return load(x + i) * load(gradient + i) * (load(weight + i) + offset); },
-        [&](int64_t i) {
-          return T{widen(x[i])} * widen(gradient[i]) * (widen(weight[i]) + offset);
-        });
-    const T along = dot * inverse * inverse / static_cast<T>(from.columns);
-    int64_t i = 0;
-    for (; i + kLanes<T> <= from.columns; i += kLanes<T>) {
-      const auto g = load(gradient + i), row = load(x + i);
-      store(y + i, inverse * (g * (load(weight + i) + offset) - row * along));
-      store(weight_gradient + i, load(weight_gradient + i) + g * row * inverse);
-    }
-    for (; i < from.columns; ++i) {
-      const T g = widen(gradient[i]), row = widen(x[i]);
-      narrow(inverse * (g * (widen(weight[i]) + offset) - row * along), y + i);
-      weight_gradient[i] += g * row * inverse;
-    }
   }
 }
 

@@ -58,10 +58,10 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
     return RecordedLayerNorm::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt,
                                     eps);
   }
-  const NormParameters norm{/*centers=*/true, weight, bias, eps, /*offset=*/0.0};
-  if (!is_recorded(x, weight, bias) && !is_autocast(x) && kernels_normalize(x, norm)) {
-    const auto dense_bias = bias.defined() ? bias.contiguous() : bias;
-    return normalize_rows(x.contiguous(), {true, weight.contiguous(), dense_bias, eps, 0.0});
+  if (!is_recorded(x, weight, bias) && !is_autocast(x) && kernels_normalize(x, weight, bias)) {
+    return normalize_rows(x.contiguous(),
+                          {/*centers=*/true, weight.contiguous(),
+                           bias.defined() ? bias.contiguous() : bias, eps, /*offset=*/0.0});
   }
   // Only on the CPU and under autocast does at::layer_norm take half precision with parameters in
   // float32.

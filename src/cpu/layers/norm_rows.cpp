@@ -49,8 +49,7 @@ bool is_plain_parameter(const at::Tensor& parameter, const at::Tensor& x) {
 
 }  // namespace
 
-bool kernels_normalize(const at::Tensor& x, const NormParameters& norm) {
-  const auto& [centers, weight, bias, eps, offset] = norm;
+bool kernels_normalize(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return has_kernels() && calls_reach_kernels() && is_plain(x) && x.dim() >= 1 && x.numel() > 0 &&
          weight.numel() == x.size(-1) && is_plain_parameter(weight, x) &&
          (!bias.defined() ||

@@ -32,9 +32,9 @@ inline Rows rows_of(const at::Tensor& tensor, int64_t first, int64_t last) {
   return rows_at(tensor, first * columns, last - first, columns);
 }
 
-/// Whether there are kernels for x [.., D]. Then the next functions take it, if all tensors are
-/// contiguous.
-bool kernels_normalize(const at::Tensor& x, const NormParameters& norm);
+/// Whether there are kernels for x [.., D] and these parameters. Then the next functions take them,
+/// if all tensors are contiguous.
+bool kernels_normalize(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 at::Tensor normalize_rows(const at::Tensor& x, const NormParameters& norm);
 

@@ -97,14 +97,10 @@ struct RmsNorm : public torch::autograd::Function<RmsNorm> {
   }
 };
 
-bool kernel_takes(const at::Tensor& x, const at::Tensor& weight) {
-  return kernels_normalize(x, rms_parameters(weight, 0.0, 0.0));
-}
-
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset) {
-  if (!kernel_takes(x, weight)) {
+  if (!kernels_normalize(x, weight)) {
     if (offset == 0.0 && x.scalar_type() == weight.scalar_type()) {
       return at::rms_norm(x, weight.sizes(), weight, eps);
     }
@@ -128,7 +124,7 @@ c10::intrusive_ptr<Recipe> rms_norm_recipe(const at::Tensor& output) {
 RmsNormGradients rms_norm_gradients(const at::Tensor& x, const at::Tensor& weight, double eps,
                                     const at::Tensor& output_gradient, double offset) {
   const auto of_output = output_gradient.resolve_neg();
-  if (at::GradMode::is_enabled() || !kernel_takes(x, weight) || !is_plain(of_output)) {
+  if (at::GradMode::is_enabled() || !kernels_normalize(x, weight) || !is_plain(of_output)) {
     return differentiable_gradients(x, rms_parameters(weight, eps, offset), of_output);
   }
   const auto dense_weight = weight.contiguous();

@@ -16,6 +16,7 @@ namespace {
 /// The factor of gelu_sigmoid. Hendrycks and Gimpel 2016 (arXiv:1606.08415), section 2.
 constexpr double kSigmoidScale = 1.702;
 
+/// The function of an activation, or that of a gate.
 OutputFunction function_of(Activation activation) {
   switch (activation) {
     case Activation::relu:
@@ -47,27 +48,24 @@ bool is_gated(Activation activation) {
 }
 
 at::Tensor activate(Activation activation, const at::Tensor& x) {
-  switch (activation) {
-    case Activation::relu:
-    case Activation::reglu:
+  switch (function_of(activation)) {
+    case OutputFunction::relu:
       return at::relu(x);
-    case Activation::gelu:
-    case Activation::geglu:
+    case OutputFunction::gelu:
       return at::gelu(x);
-    case Activation::gelu_tanh:
-    case Activation::geglu_tanh:
+    case OutputFunction::gelu_tanh:
       return at::gelu(x, "tanh");
-    case Activation::silu:
+    case OutputFunction::silu:
       return at::silu(x);
-    case Activation::tanh:
+    case OutputFunction::tanh:
       return at::tanh(x);
-    case Activation::gelu_sigmoid:
+    case OutputFunction::gelu_sigmoid:
       // silu(c x) / c is x * sigmoid(c x), and keeps one tensor for the backward pass.
       return at::silu(x * kSigmoidScale) / kSigmoidScale;
-    case Activation::swiglu:
+    case OutputFunction::identity:
       break;
   }
-  TORCH_INTERNAL_ASSERT(false, "unexpected Activation");
+  TORCH_INTERNAL_ASSERT(false, "unexpected OutputFunction");
 }
 
 at::Tensor project_activated(const torch::nn::Linear& linear, const at::Tensor& input,

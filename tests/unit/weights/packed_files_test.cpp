@@ -192,7 +192,8 @@ TEST_F(PackedFilesErrors, NameDescriptions) {
        {std::pair("int4", "int5"), std::pair("group\\\":32", "group\\\":48"),
         std::pair("F32\\\"", "F64\\\""), std::pair("shape", "shame"),
         std::pair("[96,96]", "[96,98]"), std::pair("[96,96]", "[-6,96]"),
-        std::pair("[96,96]", "[96096]")}) {
+        std::pair("[96,96]", "[96096]"),
+        std::pair("zero_point\\\":false", "zero_point\\\":12345")}) {
     SCOPED_TRACE(to);
     write(PackFormat::int4);
     replace(path_, from, to);
@@ -207,6 +208,9 @@ TEST_F(PackedFilesErrors, NameTensors) {
   write(PackFormat::int4);
   replace(path_, "[96,96]", "[32,96]");
   expect(of_file_ + "\"fc_k.weight.values\" must be Byte [1, 48, 64], as \"{");
+  write(PackFormat::int4);
+  replace(path_, "zero_point\\\":false", "zero_point\\\": true");
+  expect(of_file_ + "\"fc_k.weight.offsets\" must be BFloat16 [2, 3, 64], as \"{");
   write(PackFormat::int8);
   replace(path_, "fc_q.weight.scales", "fc_q.weight.scalee");
   expect(of_file_ + "\"fc_q.weight.scales\" must be Float [2, 1, 64], as \"{");

@@ -42,7 +42,7 @@ at::Tensor defined(const at::Tensor& x, const NormParameters& norm) {
 void expect_right(const NormParameters& norm, const at::Tensor& x, const at::Tensor& added) {
   // A few roundoffs of the largest value, and of the numbers that it is computed from.
   const auto close = 8 * unit_roundoff(x.scalar_type()) + 32 * unit_roundoff(at::kFloat);
-  ASSERT_TRUE(detail::kernels_normalize(x, norm));
+  ASSERT_TRUE(detail::kernels_normalize(x, norm.weight, norm.bias));
   EXPECT_TRUE(are_alike({detail::normalize_rows(x, norm)}, {defined(x, norm)}, close));
   const auto both = detail::add_and_normalize(x, added, norm, /*keeps_sum=*/true);
   EXPECT_TRUE(at::equal(both.sum, x + added));
