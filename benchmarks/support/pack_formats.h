@@ -5,6 +5,7 @@
 #include <heed/pretrained.h>
 
 #include <map>
+#include <stdexcept>
 #include <string>
 
 namespace heed::bench {
@@ -21,8 +22,12 @@ inline PretrainedOptions pretrained_options(const std::string& format) {
       {"int4_activations", PackOptions(PackFormat::int4).quantize_activations(true)},
   };
   PretrainedOptions options;
-  if (format != "unpacked") options.weights(formats.at(format));
-  return options;
+  if (format == "unpacked") return options;
+  const auto found = formats.find(format);
+  if (found == formats.end()) {
+    throw std::invalid_argument("FORMAT (" + format + ") must be one of those that models.cpp names");
+  }
+  return options.weights(found->second);
 }
 
 }  // namespace heed::bench
