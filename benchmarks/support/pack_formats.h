@@ -25,7 +25,8 @@ inline PretrainedOptions pretrained_options(const std::string& format) {
   if (format == "unpacked") return options;
   const auto found = formats.find(format);
   if (found == formats.end()) {
-    throw std::invalid_argument("FORMAT (" + format + ") must be one of those that models.cpp names");
+    throw std::invalid_argument("FORMAT (" + format +
+                                ") must be one of those that models.cpp names");
   }
   return options.weights(found->second);
 }
