@@ -60,10 +60,11 @@ struct LayerProduct {
         depth(weight.size(1)),
         rows(input.numel() / depth),
         columns(weight.size(0)),
-        a_row(is_by_columns(input) ? 1 : depth),
-        a_column(is_by_columns(input) ? input.stride(1) : 1) {}
+        a_row(input.is_contiguous() ? depth : 1),
+        a_column(input.is_contiguous() ? 1 : input.stride(1)) {}
 
-  static bool is_by_columns(const at::Tensor& input) { return !input.is_contiguous(); }
+  /// Whether the input's columns are contiguous, and not its rows.
+  bool is_by_columns() const { return a_column != 1; }
 
   /// Whether each thread has to pack the weight.
   bool packs() const { return weight.stride(0) != 1; }
@@ -83,14 +84,16 @@ struct Cut {
 
 /// The cut into at most `threads` rectangles whose largest one takes the least time.
 Cut cut_for(const LayerProduct& layer, int64_t threads) {
-  constexpr int64_t kPackedRows = 48;  // rows of the input that take as long as packing
+  constexpr int64_t kPackedRows = 48;   // rows of the input that take as long as packing
+  constexpr int64_t kReadColumns = 16;  // columns of b that take as long as reading a by columns
   Cut best{1, 1};
   int64_t least = 0;
   for (int64_t rows = 1; rows <= threads; ++rows) {
     const Cut cut{rows, threads / rows};
     const auto of_rows = range_of(layer.rows, kMicroRows, cut.rows, 0).size();
     const auto of_columns = range_of(layer.columns, kWidestPanel, cut.columns, 0).size();
-    const auto time = (of_rows + (layer.packs() ? kPackedRows : 0)) * of_columns;
+    const auto time = of_rows * of_columns + (layer.packs() ? kPackedRows * of_columns : 0) +
+                      (layer.is_by_columns() ? kReadColumns * of_rows : 0);
     if (rows == 1 || time < least) {
       least = time;
       best = cut;
