@@ -6,7 +6,8 @@
 //
 // DTYPE is float32 or bfloat16. The parameters are float32, and training in bfloat16 is autocast.
 // Each line on standard input is answered with a number: "train" and "decode" with tokens a second,
-// "product" with the FLOP a second of the fastest matrix product in DTYPE.
+// "product" with the FLOP a second of the fastest matrix product in DTYPE, "products" with that of
+// all products of the blocks, whose operands are in memory and not in a cache.
 #include <ATen/Parallel.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
@@ -21,6 +22,7 @@
 #include <iostream>
 #include <string>
 
+#include "support/block_products.h"
 #include "support/language_model.h"
 #include "support/limits.h"
 #include "support/throughput.h"
@@ -118,13 +120,14 @@ int main(int argc, char** argv) {
   at::set_num_threads(static_cast<int>(number(1)));
   const auto dtype = std::string(argv[2]) == "bfloat16" ? at::kBFloat16 : at::kFloat;
   torch::manual_seed(0);
-  Work model(
-      {number(3), number(4), number(5), number(6), number(7), number(8), number(9), number(10)},
-      dtype);
+  const heed::bench::LanguageModelSizes sizes = {number(3), number(4), number(5), number(6),
+                                                 number(7), number(8), number(9), number(10)};
+  Work model(sizes, dtype);
   for (std::string work; std::cin >> work;) {
-    std::cout << (work == "train"    ? model.train()
-                  : work == "decode" ? model.decode()
-                                     : product_rate(dtype))
+    std::cout << (work == "train"      ? model.train()
+                  : work == "decode"   ? model.decode()
+                  : work == "products" ? heed::bench::block_products(sizes, dtype)
+                                       : product_rate(dtype))
               << std::endl;
   }
 }
