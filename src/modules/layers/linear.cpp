@@ -407,8 +407,10 @@ std::vector<at::Tensor> linear_together(const at::Tensor& input,
                       });
   if (in_one && product == LinearProduct::packed) return multiply_packed(input, layers);
   if (in_one) return records ? record(product, input, layers) : multiply(product, input, layers);
-  return c10::fmap(
-      layers, [&](const auto& layer) { return detail::linear(input, layer.weight, layer.bias); });
+  const auto converted = cast_for_product(input);  // once, and not for each layer
+  return c10::fmap(layers, [&](const auto& layer) {
+    return detail::linear(converted, layer.weight, layer.bias);
+  });
 }
 
 std::vector<at::Tensor> project_together(const std::vector<torch::nn::Linear>& linears,

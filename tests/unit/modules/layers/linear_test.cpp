@@ -9,6 +9,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -313,9 +314,9 @@ TEST(Linear, IsTracedAsOneOperator) {
       << state->graph->toString();
 }
 
-/// The operators that a call of `linear` runs.
-std::vector<std::string> operators_of(const at::Tensor& input, const at::Tensor& weight,
-                                      const at::Tensor& bias) {
+/// The operators that `call` runs in this thread.
+template <typename Call>
+std::vector<std::string> operators_of(const Call& call) {
   static thread_local std::vector<std::string> names;
   names.clear();
   const auto handle =
@@ -323,9 +324,40 @@ std::vector<std::string> operators_of(const at::Tensor& input, const at::Tensor&
                                    names.emplace_back(function.name());
                                    return std::unique_ptr<at::ObserverContext>();
                                  }).scopes({at::RecordScope::FUNCTION}));
-  linear(input, weight, bias);
+  call();
   at::removeCallback(handle);
   return names;
+}
+
+TEST(Linear, OfSeveralLayersConvertsTheirInputOnceUnderAutocast) {
+  torch::manual_seed(moved(8));
+  constexpr int64_t kRows = 130, kDepth = 257;
+  const int64_t outputs[] = {259, 64, 7};
+  const auto given = uniform({kRows, kDepth}, at::kFloat);
+  std::vector<detail::LinearParameters> layers;
+  for (const auto size : outputs) {
+    layers.push_back({uniform({size, kDepth}, at::kFloat).requires_grad_(), {}});
+  }
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const auto leaf = given.detach().clone().requires_grad_();
+    const auto input = leaf * 1;  // autocast keeps the conversions of leaves anyway
+    std::vector<at::Tensor> actual;
+    const Autocast autocast(at::kCPU, dtype);
+    const auto names = operators_of([&] { actual = detail::linear_together(input, layers); });
+    EXPECT_EQ(std::count(names.begin(), names.end(), "aten::_to_copy"), 1 + layers.size());
+    auto expected = at::zeros({kRows, kDepth}, at::kDouble);
+    auto sum = at::zeros({}, at::kDouble);
+    for (size_t i = 0; i < layers.size(); ++i) {
+      EXPECT_TRUE(at::equal(actual[i], at::linear(given, layers[i].weight)));
+      const auto gradient = uniform(actual[i].sizes(), dtype).to(at::kDouble);
+      sum = sum + (actual[i].to(at::kDouble) * gradient).sum();
+      expected = expected + gradient.matmul(layers[i].weight.detach().to(dtype).to(at::kDouble));
+    }
+    const auto gradient = torch::autograd::grad({sum}, {leaf}).front();
+    EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+    // The gradients of three layers are rounded to `dtype`, and so are their sums.
+    EXPECT_TRUE(is_close(gradient, expected, 5 * tolerance(dtype, outputs[0])));
+  }
 }
 
 TEST(Linear, ChoosesByProcessorAndSize) {
@@ -349,7 +381,7 @@ TEST(Linear, ChoosesByProcessorAndSize) {
     EXPECT_EQ(product(few), has_mkl && set->vector_bytes >= 32 ? LinearProduct::few_rows : libtorch)
         << set->name;
   }
-  const auto names = operators_of(large.input, large.weight, large.bias);
+  const auto names = operators_of([&] { linear(large.input, large.weight, large.bias); });
   EXPECT_EQ(std::count(names.begin(), names.end(), "mkldnn::_linear_pointwise"), wide ? 1 : 0);
   EXPECT_EQ(std::count(names.begin(), names.end(), "aten::linear"), wide ? 0 : 1);
   for (const auto& size : kProducts) {
