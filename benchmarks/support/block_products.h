@@ -37,13 +37,6 @@ double cold_seconds(const at::Tensor& others, const Product& product) {
   return seconds[seconds.size() / 2];
 }
 
-/// input weight^T, by heed::linear.
-inline at::Tensor product(const at::Tensor& input, const at::Tensor& weight) {
-  torch::nn::Linear fc(torch::nn::LinearOptions(1, 1).bias(false));
-  fc->weight = weight;
-  return linear(fc, input);
-}
-
 /// Returns the FLOP a second of the matrix products that the blocks of a model run in training, and
 /// nothing else: outputs, gradients of inputs, and gradients of weights.
 inline double block_products(const LanguageModelSizes& sizes, at::ScalarType dtype) {
@@ -59,8 +52,10 @@ inline double block_products(const LanguageModelSizes& sizes, at::ScalarType dty
     const auto options = at::TensorOptions().dtype(dtype);
     const auto x = at::randn({rows, in}, options), y = at::randn({rows, out}, options);
     const auto weight = at::randn({out, in}, options);
-    const auto add = [&](const at::Tensor& a, const at::Tensor& b) {
-      seconds += static_cast<double>(count) * cold_seconds(others, [&] { product(a, b); });
+    const auto add = [&](const at::Tensor& input, const at::Tensor& of_layer) {
+      torch::nn::Linear fc(torch::nn::LinearOptions(1, 1).bias(false));
+      fc->weight = of_layer;
+      seconds += static_cast<double>(count) * cold_seconds(others, [&] { linear(fc, input); });
       work += static_cast<double>(count * 2 * rows * in * out);
     };
     add(x, weight);
