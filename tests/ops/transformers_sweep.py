@@ -9,6 +9,7 @@ and groups: its outputs are those of attn_implementation="eager", or heed refuse
 hands to its attention. Exits with 77 where Python has no transformers 5.
 """
 
+import contextlib
 import importlib
 import inspect
 import random
@@ -255,13 +256,23 @@ def layer_inputs(layer, turned):
     return given
 
 
+@contextlib.contextmanager
+def uninitialized_as_nan():
+    """torch.empty gives NaN: a layer without its model has parameters that nobody initializes."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def randomize(model):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.normal_(std=0.2)
             elif parameter.dim() == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
+                parameter.nan_to_num_(nan=1.0).add_(0.1 * torch.randn_like(parameter))
 
 
 def floating(output):
@@ -325,7 +336,8 @@ def try_model(kind, sizes):
 
 def try_layer(kind, config, turned):
     seed_all()
-    layer = make_layer(kind, config).eval()
+    with uninitialized_as_nan():
+        layer = make_layer(kind, config).eval()
     randomize(layer)
     inputs = layer_inputs(layer, turned)
 
