@@ -190,14 +190,25 @@ void BlockLayout::make_query_tasks() {
   const bool in_order = !costly_first_ || problem_.batch() * problem_.groups() == 1;
   keeps_keys_ =
       blocks_per_group_ > 1 && in_order && !problem_.is_quantized() && uses_of_keys() >= 2;
+  const auto small_blocks = blocks_of_small_task();
   first_blocks_.reserve(static_cast<size_t>(blocks() + 1));
   for (int64_t n = 0; n < blocks();) {
     first_blocks_.push_back(n);
     const auto left_of_group = blocks_per_group_ - n % blocks_per_group_;
     const auto half_a_mean = (blocks() - n) / (2 * threads_);
-    n += keeps_keys_ && !costly_first_ ? std::clamp<int64_t>(half_a_mean, 1, left_of_group) : 1;
+    const bool in_group = keeps_keys_ && !costly_first_;
+    n += std::clamp<int64_t>(half_a_mean, 1, in_group ? left_of_group : small_blocks);
   }
   first_blocks_.push_back(blocks());
+}
+
+/// Threads wait for each other when they take a task, about as long as a block of 32 queries and
+/// keys takes. So a task has several blocks that are small.
+int64_t BlockLayout::blocks_of_small_task() const {
+  constexpr double kMultiplyAdds = 1 << 20;
+  const auto columns = problem_.head_dim() + problem_.value_head_dim();
+  const auto of_block = multiply_adds(problem_, columns) / static_cast<double>(blocks());
+  return static_cast<int64_t>(std::clamp(kMultiplyAdds / std::max(of_block, 1.0), 1.0, 16.0));
 }
 
 double BlockLayout::uses_of_keys() const {

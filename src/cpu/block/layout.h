@@ -166,6 +166,7 @@ class BlockLayout {
   int64_t task_blocks() const;
   int64_t busy_threads(int64_t threads) const;
   void make_query_tasks();
+  int64_t blocks_of_small_task() const;
   /// The mean number of blocks of queries that see a key, in the first group of each sequence.
   double uses_of_keys() const;
 

@@ -33,7 +33,12 @@ inline void finish_rows_as(const Rows& to, const float* scales, const Element* b
       auto result = sums.vector(column);
       if (scales != nullptr) result *= load(scales + column);
       if (bias != nullptr) result += load(bias + column);
-      store(output + column, Function::template of<kShort>(result));
+      result = Function::template of<kShort>(result);
+      if constexpr (kShort) {
+        store_for_products(output + column, result);
+      } else {
+        store(output + column, result);
+      }
     }
     for (; column < to.columns; ++column) {
       float result = sums.number(column);

@@ -93,6 +93,18 @@ inline Vec<float> short_exp_unclamped(Vec<float> x) {
   return zero_below(kSmallestExponent, x, power);
 }
 
+/// 2^x with a relative error of 7.5e-5, for x from -125 to 127. n is added to the exponent of p(r),
+/// so that it takes three multiplications.
+inline Vec<float> short_exp2_unclamped(Vec<float> x) {
+  constexpr float kRound = 0x1.8p23F;
+  const auto shifted = x + kRound;
+  const auto r = x - (shifted - kRound);
+  constexpr float kCoefficients[] = {5.5171669541E-2F, 2.4261112544E-1F, 6.9326098565E-1F,
+                                     9.9992807335E-1F};
+  const auto n = bit_cast<Vec<int32_t>>(shifted) << 23;
+  return bit_cast<Vec<float>>(bit_cast<Vec<int32_t>>(polynomial(kCoefficients, r)) + n);
+}
+
 inline Vec<double> exp_unclamped(Vec<double> x) {
   constexpr double kSmallest = -708.0;
   constexpr double kRound = 0x1.8p52 + 1023;

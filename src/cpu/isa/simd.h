@@ -263,16 +263,29 @@ inline void store(T* to, Vec<T> v) {
   __builtin_memcpy(to, &v, sizeof(v));
 }
 
-inline void store(BFloat16* to, Vec<float> v) {
-#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
-  const auto bfloats = vcvt_bf16_f32(v);
-#else
+/// Stores numbers rounded to bfloat16 by operations on integers.
+inline void store_rounded_bits(BFloat16* to, Vec<float> v) {
   typedef uint16_t Bits __attribute__((vector_size(kVectorBytes / 2)));
   const auto bits = bit_cast<Vec<uint32_t>>(v);
   const auto rounded = (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16;
   const auto bfloats = __builtin_convertvector(v != v ? broadcast(0x7fc0U) : rounded, Bits);
-#endif
   __builtin_memcpy(to, &bfloats, sizeof(bfloats));
+}
+
+inline void store(BFloat16* to, Vec<float> v) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  const auto bfloats = vcvt_bf16_f32(v);
+  __builtin_memcpy(to, &bfloats, sizeof(bfloats));
+#elif defined(__AVX512BF16__)
+  constexpr int kSubnormal = 0x20;  // which the instruction takes for 0
+  if (__builtin_expect(_mm512_fpclass_ps_mask(v, kSubnormal) != 0, 0)) {
+    return store_rounded_bits(to, v);
+  }
+  const auto bfloats = _mm512_cvtneps_pbh(v);
+  __builtin_memcpy(to, &bfloats, sizeof(bfloats));
+#else
+  store_rounded_bits(to, v);
+#endif
 }
 
 inline void store(Half* to, Vec<float> v) {
@@ -453,10 +466,24 @@ inline T reduce_sum(Vec<T> v) {
   return reduce<T>(v, [](Vec<T> a, Vec<T> b) { return a + b; });
 }
 
-/// The larger of both in each lane; `largest` where x is NaN.
+/// The larger of both in each lane; `largest` where x is NaN. By one instruction, where GCC would
+/// compare and select.
 template <typename T>
 inline Vec<T> larger(Vec<T> largest, Vec<T> x) {
+#ifdef __AVX512F__
+  if constexpr (kSame<T, float>) return _mm512_maskz_max_ps(0xffff, x, largest);
+  if constexpr (kSame<T, double>) return _mm512_maskz_max_pd(0xff, x, largest);
+#endif
   return x > largest ? x : largest;
+}
+
+/// The smaller of both in each lane; `smallest` where x is NaN.
+inline Vec<float> smaller(Vec<float> smallest, Vec<float> x) {
+#ifdef __AVX512F__
+  return _mm512_maskz_min_ps(0xffff, x, smallest);
+#else
+  return x < smallest ? x : smallest;
+#endif
 }
 
 /// A step of a transposition: in each 2 * Distance lanes, swaps the upper half of a with the lower

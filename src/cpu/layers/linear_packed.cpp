@@ -40,8 +40,10 @@ namespace {
 
 constexpr int64_t kOperandRun = 384, kLongestRun = 576;  // operands
 constexpr int64_t kRowsAtOnce = 480;
+constexpr int64_t kRowsOfOneRun = 48;
 constexpr int64_t kRegisterRows = 16;  // of AMX's; a block of rows ends with whole registers
 static_assert(kRowsAtOnce % kMicroRows == 0 && kRowsAtOnce % kRegisterRows == 0);
+static_assert(kRowsOfOneRun % kMicroRows == 0 && kRowsOfOneRun % kRegisterRows == 0);
 constexpr int64_t kFewPackedRows = 8;
 
 /// Operands of each block of the depth, a multiple of `group` of them. Blocks are of one size: a
@@ -239,7 +241,9 @@ class PackedLayer {
       : input_(input), layer_(layer) {}
 
   void compute(const PanelColumns& columns, int64_t rows) const {
-    auto& room = workspace(std::min(kRowsAtOnce, input_.count));
+    const auto at_once = is_one_run() ? kRowsOfOneRun : kRowsAtOnce;
+    auto& room = workspace(std::min(at_once, input_.count));
+    if (is_one_run()) return compute_in_one_run(columns, rows, room);
     for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
       add_products(columns, row, std::min(kRowsAtOnce, input_.count - row), room);
       const auto outputs = outputs_at(layer_, columns, row, std::min(kRowsAtOnce, rows - row));
@@ -260,32 +264,68 @@ class PackedLayer {
     return room;
   }
 
+  /// Operands of each block of the depth.
+  int64_t run() const {
+    return operand_run(input_.depth, layer_.weight.group / kDepthOf<Operand>);
+  }
+  bool is_one_run() const { return run() >= input_.depth; }
+
+  /// The weight's operands are the same for all rows, and the sums stay in the L1 cache.
+  void compute_in_one_run(const PanelColumns& columns, int64_t rows,
+                          Workspace<Operand, Sum>& room) const {
+    Block block(layer_.weight, columns, 0, input_.depth, room.panel.get());
+    for (int64_t row = 0; row < rows; row += kRowsOfOneRun) {
+      add_products(block, row, std::min(kRowsOfOneRun, input_.count - row), room.sums.get());
+      const auto outputs = outputs_at(layer_, columns, row, std::min(kRowsOfOneRun, rows - row));
+      write(outputs, input_, row, room.sums.get());
+    }
+  }
+
   void add_products(const PanelColumns& columns, int64_t row, int64_t rows,
                     Workspace<Operand, Sum>& room) const {
-    const auto& weight = layer_.weight;
-    const auto run = operand_run(input_.depth, weight.group / kDepthOf<Operand>);
+    const auto run = this->run();
     for (int64_t k = 0; k < input_.depth; k += run) {
-      const auto depth = std::min(run, input_.depth - k);
-      const auto first = k * kDepthOf<Operand>;
-      const auto numbers = std::min(depth * kDepthOf<Operand>, weight.depth - first);
-      const auto of_weight = packed_rows(weight, columns, first, numbers);
-      const auto* b = operands(of_weight, weight.format, room.panel.get());
-      Product<Sum, Operand> product{rows,
-                                    columns.count,
-                                    depth,
-                                    input_.data + row * input_.depth + k,
-                                    input_.depth,
-                                    /*a_column=*/1,
-                                    b,
-                                    kPackedPanel,
-                                    room.sums.get(),
-                                    kPackedPanel,
-                                    /*accumulate=*/k > 0};
-      const auto next = numbers_after(weight, columns.panel, first + numbers);
-      RowsAhead ahead{&next.begin, &next.begin + (next.bytes > 0 ? 1 : 0), next.bytes, 0};
-      product.ahead = &ahead;
-      multiply(input_, {row, first}, of_weight, product);
+      Block block(layer_.weight, columns, k, std::min(run, input_.depth - k), room.panel.get());
+      add_products(block, row, rows, room.sums.get());
     }
+  }
+
+  /// A block of the depth, and what is prefetched meanwhile.
+  struct Block {
+    Block(const PackedWeight& weight, const PanelColumns& columns, int64_t k, int64_t depth,
+          Operand* room)
+        : k(k),
+          depth(depth),
+          first(k * kDepthOf<Operand>),
+          rows(packed_rows(weight, columns, first,
+                           std::min(depth * kDepthOf<Operand>, weight.depth - first))),
+          operands(detail::operands(rows, weight.format, room)),
+          next(numbers_after(weight, columns.panel, first + rows.count)),
+          ahead{&next.begin, &next.begin + (next.bytes > 0 ? 1 : 0), next.bytes, 0} {}
+    Block(const Block&) = delete;  // its pointers
+    Block& operator=(const Block&) = delete;
+
+    int64_t k, depth, first;
+    PackedRows rows;
+    const Operand* operands;
+    ByteRange next;
+    RowsAhead ahead;
+  };
+
+  void add_products(Block& block, int64_t row, int64_t rows, Sum* sums) const {
+    Product<Sum, Operand> product{rows,
+                                  block.rows.columns,
+                                  block.depth,
+                                  input_.data + row * input_.depth + block.k,
+                                  input_.depth,
+                                  /*a_column=*/1,
+                                  block.operands,
+                                  kPackedPanel,
+                                  sums,
+                                  kPackedPanel,
+                                  /*accumulate=*/block.k > 0};
+    product.ahead = &block.ahead;
+    multiply(input_, {row, block.first}, block.rows, product);
   }
 
   const InputRows<Operand, Sum>& input_;
