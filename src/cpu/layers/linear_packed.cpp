@@ -22,7 +22,7 @@
 //
 //   a [rows, K] = the input, as floats, as pairs of bfloat16 or, rounded, as quads of bytes
 //   for each 16 outputs of all layers, in parallel; neighbors of one panel together:
-//     for 480 rows at a time:
+//     for 480 rows at a time, or 48 of pairs and quads with one block of the depth:
 //       for about 384 operands of the depth at a time:
 //         b [384, columns] = the weight's: in memory as it is, or unpacked into the L2 cache
 //         sums [rows, columns] += a b, and prefetch what is read next     # cpu/isa/matrix.cpp
@@ -40,10 +40,14 @@ namespace {
 
 constexpr int64_t kOperandRun = 384, kLongestRun = 576;  // operands
 constexpr int64_t kRowsAtOnce = 480;
-constexpr int64_t kRowsOfOneRun = 48;
+/// Rows at once where the depth is one run. Products of pairs and of bytes are short, so that their
+/// sums should stay in the L1 cache.
+template <typename Operand>
+constexpr int64_t kRowsOfOneRun = kDepthOf<Operand> == 1 ? kRowsAtOnce : 48;
 constexpr int64_t kRegisterRows = 16;  // of AMX's; a block of rows ends with whole registers
 static_assert(kRowsAtOnce % kMicroRows == 0 && kRowsAtOnce % kRegisterRows == 0);
-static_assert(kRowsOfOneRun % kMicroRows == 0 && kRowsOfOneRun % kRegisterRows == 0);
+static_assert(kRowsOfOneRun<ByteQuad> % kMicroRows == 0 &&
+              kRowsOfOneRun<ByteQuad> % kRegisterRows == 0);
 constexpr int64_t kFewPackedRows = 8;
 
 /// Operands of each block of the depth, a multiple of `group` of them. Blocks are of one size: a
@@ -241,9 +245,8 @@ class PackedLayer {
       : input_(input), layer_(layer) {}
 
   void compute(const PanelColumns& columns, int64_t rows) const {
-    const auto at_once = is_one_run() ? kRowsOfOneRun : kRowsAtOnce;
-    auto& room = workspace(std::min(at_once, input_.count));
-    if (is_one_run()) return compute_in_one_run(columns, rows, room);
+    if (run() >= input_.depth) return compute_in_one_run(columns, rows);
+    auto& room = workspace(std::min(kRowsAtOnce, input_.count));
     for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
       add_products(columns, row, std::min(kRowsAtOnce, input_.count - row), room);
       const auto outputs = outputs_at(layer_, columns, row, std::min(kRowsAtOnce, rows - row));
@@ -268,15 +271,15 @@ class PackedLayer {
   int64_t run() const {
     return operand_run(input_.depth, layer_.weight.group / kDepthOf<Operand>);
   }
-  bool is_one_run() const { return run() >= input_.depth; }
 
-  /// The weight's operands are the same for all rows, and the sums stay in the L1 cache.
-  void compute_in_one_run(const PanelColumns& columns, int64_t rows,
-                          Workspace<Operand, Sum>& room) const {
+  /// The weight's operands are the same for all rows.
+  void compute_in_one_run(const PanelColumns& columns, int64_t rows) const {
+    constexpr auto kRows = kRowsOfOneRun<Operand>;
+    auto& room = workspace(std::min(kRows, input_.count));
     Block block(layer_.weight, columns, 0, input_.depth, room.panel.get());
-    for (int64_t row = 0; row < rows; row += kRowsOfOneRun) {
-      add_products(block, row, std::min(kRowsOfOneRun, input_.count - row), room.sums.get());
-      const auto outputs = outputs_at(layer_, columns, row, std::min(kRowsOfOneRun, rows - row));
+    for (int64_t row = 0; row < rows; row += kRows) {
+      add_products(block, row, std::min(kRows, input_.count - row), room.sums.get());
+      const auto outputs = outputs_at(layer_, columns, row, std::min(kRows, rows - row));
       write(outputs, input_, row, room.sums.get());
     }
   }
