@@ -6,8 +6,8 @@
 //
 // DTYPE is float32 or bfloat16. The parameters are float32, and training in bfloat16 is autocast.
 // Each line on standard input is answered with a number: "train" and "decode" with tokens a second,
-// "product" with the FLOP a second of the fastest matrix product in DTYPE, "products" with that of
-// all products of the blocks, whose operands are in memory and not in a cache.
+// "product" with the FLOP a second of the fastest matrix product in DTYPE, and the parts that
+// step_parts.h names with their seconds in a step.
 #include <ATen/Parallel.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
@@ -22,9 +22,9 @@
 #include <iostream>
 #include <string>
 
-#include "support/block_products.h"
 #include "support/language_model.h"
 #include "support/limits.h"
+#include "support/step_parts.h"
 #include "support/throughput.h"
 
 namespace {
@@ -124,10 +124,10 @@ int main(int argc, char** argv) {
                                                  number(7), number(8), number(9), number(10)};
   Work model(sizes, dtype);
   for (std::string work; std::cin >> work;) {
-    std::cout << (work == "train"      ? model.train()
-                  : work == "decode"   ? model.decode()
-                  : work == "products" ? heed::bench::block_products(sizes, dtype)
-                                       : product_rate(dtype))
+    std::cout << (work == "train"     ? model.train()
+                  : work == "decode"  ? model.decode()
+                  : work == "product" ? product_rate(dtype)
+                                      : heed::bench::StepParts(sizes, dtype).seconds(work))
               << std::endl;
   }
 }

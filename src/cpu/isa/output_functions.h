@@ -12,7 +12,8 @@
 ///   silu           x sigmoid(x)
 ///
 /// If Short, results have an error of at most 1.2e-3 of themselves, about a quarter of the smallest
-/// distance of neighbors in bfloat16, to which they are rounded then; sigmoids are then of powers of
+/// distance of neighbors in bfloat16, to which they are rounded then; sigmoids are then of powers
+/// of
 /// 2. The multiply units bound all of them: a vector of gelu takes 22 multiplications and a
 /// division, or 10 if Short.
 

@@ -268,9 +268,7 @@ class PackedLayer {
   }
 
   /// Operands of each block of the depth.
-  int64_t run() const {
-    return operand_run(input_.depth, layer_.weight.group / kDepthOf<Operand>);
-  }
+  int64_t run() const { return operand_run(input_.depth, layer_.weight.group / kDepthOf<Operand>); }
 
   /// The weight's operands are the same for all rows.
   void compute_in_one_run(const PanelColumns& columns, int64_t rows) const {

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -21,6 +22,7 @@
 #include "core/ceil_div.h"
 #include "core/dtypes.h"
 #include "cpu/capability.h"
+#include "cpu/layers/score_products.h"
 #include "modules/layers/linear.h"
 
 // A pass over the rows of a loss, n of them at a time:
@@ -120,6 +122,8 @@ class RowPass {
   LossPass compute() {
     const auto count = rows_.targets.size(0), rows = rows_of_block(count);
     is_one_block_ = count > 0 && count <= rows;
+    by_classes_ = call_.x.is_cpu() && has_kernels() && (wanted_[0] || wanted_[1]) &&
+                  takes_score_products(call_.x, call_.weight, rows);
     allocate(count);
     for (int64_t first = 0; first < count; first += rows) {
       compute_block(first, std::min(rows, count - first));
@@ -146,7 +150,9 @@ class RowPass {
   }
 
   /// Whether the gradient of x is one product as a whole.
-  bool is_one_product_of_x() const { return is_one_block_ && !rows_.places.defined(); }
+  bool is_one_product_of_x() const {
+    return is_one_block_ && !rows_.places.defined() && !by_classes_;
+  }
 
   /// Whether products in a half type are added in float32 for the gradient of the weight.
   bool adds_half_products() const {
@@ -164,7 +170,9 @@ class RowPass {
       gradients.x = rows_.places.defined() ? at::zeros(call_.x.sizes(), call_.x.options())
                                            : at::empty(call_.x.sizes(), call_.x.options());
     }
-    if (wanted_[1] && (count == 0 || adds_half_products())) {
+    if (wanted_[1] && by_classes_ && count > 0) {
+      gradients.weight = at::empty(call_.weight.sizes(), options_);
+    } else if (wanted_[1] && (count == 0 || adds_half_products())) {
       gradients.weight = at::zeros(call_.weight.sizes(), options_);
     }
     if (wanted_[2]) gradients.bias = at::zeros(call_.bias.sizes(), options_);
@@ -179,8 +187,12 @@ class RowPass {
     } else {
       compute_by_operators(scores, targets, first);
     }
-    if (wanted_[0]) add_input_gradient(scores, first);
-    if (wanted_[1]) add_weight_gradient(scores, x, first == 0);
+    if (by_classes_) {
+      add_both_gradients(scores, x, first);
+    } else {
+      if (wanted_[0]) add_input_gradient(scores, first);
+      if (wanted_[1]) add_weight_gradient(scores, x, first == 0);
+    }
     if (wanted_[2]) {
       result_.gradients.bias.add_(scores.sum(0, /*keepdim=*/false, precise_));
     }
@@ -215,6 +227,17 @@ class RowPass {
   PreciseRows precise_rows(const at::Tensor& scores, const at::Tensor& targets) const;
   void sum_rows(PreciseRows& rows, int64_t first);
   void differentiate(PreciseRows& rows) const;
+
+  void add_both_gradients(const at::Tensor& of_scores, const at::Tensor& x, int64_t first) {
+    const auto count = x.size(0);
+    auto of_x = block_of(result_.gradients.x, first, count);
+    const bool are_places = of_x.defined() && rows_.places.defined();
+    if (are_places) of_x = at::empty_like(x);
+    add_score_products({of_scores, x, call_.weight}, of_x, result_.gradients.weight, first == 0);
+    if (are_places) {
+      result_.gradients.x.index_copy_(0, rows_.places.narrow(0, first, count), of_x);
+    }
+  }
 
   void add_input_gradient(const at::Tensor& of_scores, int64_t first) {
     auto& gradient = result_.gradients.x;
@@ -271,7 +294,8 @@ class RowPass {
   const LossScales scales_;
   const bool by_kernel_;
   bool is_one_block_ = false;
-  at::Tensor memory_;  // of the scores of each block
+  bool by_classes_ = false;  // the gradients of x and weight are computed together
+  at::Tensor memory_;        // of the scores of each block
   LossPass result_;
 };
 

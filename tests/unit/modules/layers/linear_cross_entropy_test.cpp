@@ -116,6 +116,22 @@ TEST(LinearCrossEntropy, IsTheSameInBlocksOfAnySize) {
   }
 }
 
+/// With so many classes, some processors compute both gradients a block of classes at a time.
+TEST(LinearCrossEntropy, TakesManyClasses) {
+  torch::manual_seed(moved(20));
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const bool some_ignored : {false, true}) {
+      for (const auto reduction : {LossReduction::mean, LossReduction::none}) {
+        SCOPED_TRACE(c10::str(dtype, " ", some_ignored, " ", static_cast<int>(reduction)));
+        auto c = make_case({200, 6200, 32}, some_ignored);
+        c.options.bias(at::randn({6200}, at::kDouble)).reduction(reduction);
+        const detail::ScopedLossBlocks blocks(100 * 6200 * c10::elementSize(dtype));
+        expect_definition(c, dtype, 8 * tolerance_of(dtype));
+      }
+    }
+  }
+}
+
 TEST(LinearCrossEntropy, IsTheSameInEveryInstructionSet) {
   torch::manual_seed(moved(5));
   auto sets = detail::instruction_sets();

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "cpu/layers/score_products.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/ceil_div.h"
+#include "core/direct.h"
+#include "cpu/capability.h"
+#include "cpu/isa/matrix.h"
+#include "cpu/tensor_rows.h"
+
+// The gradients of x [n, E] and weight [V, E] from those of scores g = x weight^T [n, V]:
+//
+//   for each thread, in parallel, its part of the classes, 384 of them at a time:
+//     g [n, 384]                           copied, as floats or as pairs of bfloat16
+//     for each panel of 64 of the E columns:
+//       sums [n, 64] of the thread       += g weight[384, 64]      # cpu/isa/matrix.cpp
+//       gradient of weight [384, 64]     += g^T x[n, 64]
+//   gradient of x = the sums of all threads
+//
+// So scores are read from memory once for both products, and g stays in the L2 cache. The first
+// product prefetches the gradient of weight that the second one adds to, and this one the weight's
+// next panel. Pairs of g lie along the classes in the first product and along the rows in the
+// second, so that they are copied twice. The multiply units bound it. docs/kernels.md, Loss.
+
+namespace heed::detail {
+
+namespace {
+
+constexpr int64_t kClassesAtOnce = 384;
+constexpr int64_t kPanelColumns = 64;
+constexpr int64_t kSumBytes = int64_t{8} << 20;  // of all threads together
+static_assert(kClassesAtOnce % (2 * kMicroRows) == 0);
+
+/// A matrix whose row r begins at data + r * row.
+template <typename Operand>
+struct OperandRows {
+  const Operand* data;
+  int64_t row;
+};
+
+/// Some columns of an operand.
+struct Panel {
+  int64_t first, count;
+};
+
+/// Rows [first, first + count) of these columns.
+Rows rows_of(const at::Tensor& matrix, int64_t first, int64_t count, const Panel& columns) {
+  const auto width = matrix.size(1);
+  auto rows = rows_at(matrix, first * width + columns.first, count, width);
+  rows.columns = columns.count;
+  return rows;
+}
+
+/// x as the second operand of a product along the rows: in place, or as pairs.
+template <typename Operand>
+struct RowOperands {
+  explicit RowOperands(const at::Tensor& x) : matrix(x) {
+    if constexpr (kDepthOf<Operand> == 2) {
+      const auto rows = x.size(0), width = x.size(1);
+      matrix = empty_on_cpu({ceil_div(rows, int64_t{2}), width}, at::kInt);
+      instruction_set().matrix.of_pairs.pack_columns(
+          rows_of(x, 0, rows, {0, width}), static_cast<Operand*>(matrix.mutable_data_ptr()), width);
+    }
+  }
+  OperandRows<Operand> panel(const Panel& columns) const {
+    return {static_cast<const Operand*>(matrix.const_data_ptr()) + columns.first, matrix.size(1)};
+  }
+  at::Tensor matrix;
+};
+
+/// One thread's copies of g, and the weight's panel beside it.
+template <typename Operand>
+class ClassOperands;
+
+template <>
+class ClassOperands<float> {
+ public:
+  explicit ClassOperands(int64_t rows) : scores_(new float[static_cast<size_t>(rows * kRow)]) {}
+
+  void copy(const Rows& scores) {
+    instruction_set().matrix.of_float.pack(scores, scores_.get(), kRow);
+  }
+  OperandRows<float> by_classes() const { return {scores_.get(), kRow}; }
+  OperandRows<float> by_rows() const { return by_classes(); }
+  OperandRows<float> weight(const Rows& panel) const {
+    return {static_cast<const float*>(panel.data), panel.row_stride};
+  }
+
+ private:
+  static constexpr int64_t kRow = kClassesAtOnce + kColumnMultiple;  // no multiple of a page
+  const std::unique_ptr<float[]> scores_;
+};
+
+template <>
+class ClassOperands<BFloat16Pair> {
+ public:
+  explicit ClassOperands(int64_t rows)
+      : by_classes_(new BFloat16Pair[static_cast<size_t>(rows * kRow)]),
+        by_rows_(new BFloat16Pair[static_cast<size_t>((rows + 1) / 2 * kClassesAtOnce)]),
+        weight_(new BFloat16Pair[kClassesAtOnce / 2 * kPanelColumns]) {}
+
+  void copy(const Rows& scores) {
+    kernels_.pack(scores, by_classes_.get(), kRow);
+    kernels_.pack_columns(scores, by_rows_.get(), kClassesAtOnce);
+  }
+  OperandRows<BFloat16Pair> by_classes() const { return {by_classes_.get(), kRow}; }
+  OperandRows<BFloat16Pair> by_rows() const { return {by_rows_.get(), kClassesAtOnce}; }
+  OperandRows<BFloat16Pair> weight(const Rows& panel) const {
+    kernels_.pack_columns(panel, weight_.get(), kPanelColumns);
+    return {weight_.get(), kPanelColumns};
+  }
+
+ private:
+  static constexpr int64_t kRow = kClassesAtOnce / 2 + kColumnMultiple;
+  const PairKernels& kernels_ = instruction_set().matrix.of_pairs;
+  const std::unique_ptr<BFloat16Pair[]> by_classes_, by_rows_, weight_;
+};
+
+void multiply(const Product<float>& product) {
+  instruction_set().matrix.of_float.multiply(product);
+}
+void multiply(const Product<float, BFloat16Pair>& product) {
+  instruction_set().matrix.of_pairs.multiply(product);
+}
+
+/// The tensors of a call; undefined gradients are not wanted.
+struct ScoreGradients {
+  const ScoreProduct& product;
+  at::Tensor sums;       // [parts, n, E], or undefined
+  at::Tensor of_weight;  // [V, E], or undefined
+  bool is_first;         // of_weight is overwritten
+};
+
+/// The classes of one thread.
+template <typename Operand>
+class ScoreClasses {
+ public:
+  ScoreClasses(const ScoreGradients& call, const RowOperands<Operand>& x, int64_t part)
+      : call_(call),
+        x_(x),
+        rows_(call.product.x.size(0)),
+        width_(call.product.x.size(1)),
+        operands_(rows_),
+        sums_(call.sums.defined() ? call.sums.mutable_data_ptr<float>() + part * rows_ * width_
+                                  : nullptr),
+        of_weight_(call.of_weight.defined() ? call.of_weight.mutable_data_ptr<float>() : nullptr) {}
+
+  void compute(int64_t begin, int64_t end) {
+    for (auto first = begin; first < end; first += kClassesAtOnce) {
+      const auto count = std::min(kClassesAtOnce, end - first);
+      operands_.copy(rows_of(call_.product.of_scores, 0, rows_, {first, count}));
+      for (int64_t column = 0; column < width_; column += kPanelColumns) {
+        const Panel panel{column, std::min(kPanelColumns, width_ - column)};
+        if (sums_ != nullptr) add_to_sums(first, count, panel, /*adds=*/first > begin);
+        if (of_weight_ != nullptr) add_to_weight(first, count, panel);
+      }
+    }
+  }
+
+ private:
+  void add_to_sums(int64_t first, int64_t count, const Panel& panel, bool adds) {
+    const auto a = operands_.by_classes();
+    const auto b = operands_.weight(rows_of(call_.product.weight, first, count, panel));
+    Product<float, Operand> product{
+        rows_,  panel.count, ceil_div(count, kDepthOf<Operand>), a.data, a.row, /*a_column=*/1,
+        b.data, b.row,       sums_ + panel.first,                width_, adds};
+    const bool reads_weight = of_weight_ != nullptr && !call_.is_first;
+    multiply_with(product, call_.of_weight, first, reads_weight ? count : 0, panel);
+  }
+
+  void add_to_weight(int64_t first, int64_t count, const Panel& panel) {
+    const auto a = operands_.by_rows();
+    const auto b = x_.panel(panel);
+    auto* c = of_weight_ + first * width_ + panel.first;
+    Product<float, Operand> product{
+        count, panel.count, ceil_div(rows_, kDepthOf<Operand>), a.data, /*a_row=*/1,    a.row,
+        b.data, b.row,      c,                                  width_, !call_.is_first};
+    const Panel next{panel.first + panel.count,
+                     std::min(panel.count, width_ - panel.first - panel.count)};
+    multiply_with(product, call_.product.weight, first, next.count > 0 ? count : 0, next);
+  }
+
+  /// Multiplies, and prefetches `count` rows of a matrix meanwhile.
+  void multiply_with(Product<float, Operand>& product, const at::Tensor& matrix, int64_t first,
+                     int64_t count, const Panel& columns) {
+    const auto size = count > 0 ? matrix.element_size() : 0;
+    ahead_.clear();
+    for (int64_t r = 0; r < count; ++r) {
+      ahead_.push_back(static_cast<const char*>(matrix.const_data_ptr()) +
+                       ((first + r) * width_ + columns.first) * size);
+    }
+    RowsAhead ahead{ahead_.data(), ahead_.data() + ahead_.size(), columns.count * size, 0};
+    product.ahead = &ahead;
+    multiply(product);
+  }
+
+  const ScoreGradients& call_;
+  const RowOperands<Operand>& x_;
+  const int64_t rows_, width_;
+  ClassOperands<Operand> operands_;
+  std::vector<const char*> ahead_;
+  float* const sums_;
+  float* const of_weight_;
+};
+
+/// The number of threads whose sums of the gradient of x fit, and that have enough classes.
+int64_t parts_of(int64_t rows, int64_t columns, int64_t classes) {
+  constexpr int64_t kFewestClasses = 8 * kClassesAtOnce;
+  const auto bytes = rows * columns * static_cast<int64_t>(sizeof(float));
+  const auto most = std::min(kSumBytes / bytes, classes / kFewestClasses);
+  return std::clamp<int64_t>(most, 0, at::get_num_threads());
+}
+
+template <typename Operand>
+void compute_parts(const ScoreGradients& call, int64_t parts) {
+  const auto classes = call.product.weight.size(0);
+  const auto of_part = round_up(ceil_div(classes, parts), kClassesAtOnce);
+  const RowOperands<Operand> x(call.product.x);
+  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    for (auto part = begin; part < end; ++part) {
+      ScoreClasses<Operand>(call, x, part)
+          .compute(std::min(classes, part * of_part), std::min(classes, (part + 1) * of_part));
+    }
+  });
+}
+
+}  // namespace
+
+bool takes_score_products(const at::Tensor& x, const at::Tensor& weight, int64_t rows) {
+  constexpr int64_t kFewestRows = 64;  // which are worth the copies
+  const auto& set = instruction_set();
+  const auto dtype = x.scalar_type();
+  const bool multiplies = dtype == at::kFloat || (dtype == at::kBFloat16 &&
+                                                  set.multiplies_bfloat16 &&
+                                                  !set.has_tile_registers);
+  return multiplies && set.vector_bytes >= 64 && blas_properties().foreign_mkl && x.is_cpu() &&
+         x.is_contiguous() && weight.is_contiguous() && x.size(1) > 0 &&
+         x.size(1) % kColumnMultiple == 0 && rows >= kFewestRows &&
+         parts_of(rows, x.size(1), weight.size(0)) == at::get_num_threads();
+}
+
+void add_score_products(const ScoreProduct& product, const at::Tensor& of_x,
+                        const at::Tensor& of_weight, bool is_first) {
+  const auto rows = product.x.size(0), width = product.x.size(1);
+  const auto parts = std::max<int64_t>(parts_of(rows, width, product.weight.size(0)), 1);
+  ScoreGradients call{product, {}, of_weight, is_first};
+  if (of_x.defined()) call.sums = empty_on_cpu({parts, rows, width}, at::kFloat);
+  if (product.x.scalar_type() == at::kFloat) {
+    compute_parts<float>(call, parts);
+  } else {
+    compute_parts<BFloat16Pair>(call, parts);
+  }
+  if (of_x.defined()) of_x.copy_(parts > 1 ? call.sums.sum(0) : call.sums[0]);
+}
+
+}  // namespace heed::detail
