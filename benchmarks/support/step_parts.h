@@ -130,11 +130,11 @@ class StepParts {
   }
 
   double attention() {
-    const auto query = heads(sizes_.heads), key = heads(sizes_.groups), value = heads(sizes_.groups);
+    const auto query = heads(sizes_.heads), key = heads(sizes_.groups),
+               value = heads(sizes_.groups);
     const auto causal = AttendOptions().causal(true);
-    return static_cast<double>(sizes_.layers) * both_passes({query, key, value}, [&] {
-             return attend(query, key, value, causal);
-           });
+    return static_cast<double>(sizes_.layers) *
+           both_passes({query, key, value}, [&] { return attend(query, key, value, causal); });
   }
 
   double rotary() {

@@ -64,20 +64,20 @@ bool has_pairs(PackedFormat format) {
 }
 
 /// The operands of a panel's weight in a block of the depth: in memory, or unpacked to `room`.
-inline const float* operands(const PackedRows& from, PackedFormat format, float* room) {
+inline const float* operands_of(const PackedRows& from, PackedFormat format, float* room) {
   if (format == PackedFormat::float32) return static_cast<const float*>(from.values);
   instruction_set().packed.to_floats[static_cast<int>(format)](from, room);
   return room;
 }
 
-inline const BFloat16Pair* operands(const PackedRows& from, PackedFormat format,
-                                    BFloat16Pair* room) {
+inline const BFloat16Pair* operands_of(const PackedRows& from, PackedFormat format,
+                                       BFloat16Pair* room) {
   if (format == PackedFormat::bfloat16) return static_cast<const BFloat16Pair*>(from.values);
   instruction_set().packed.to_pairs[static_cast<int>(format)](from, room);
   return room;
 }
 
-inline const ByteQuad* operands(const PackedRows& from, PackedFormat format, ByteQuad* room) {
+inline const ByteQuad* operands_of(const PackedRows& from, PackedFormat format, ByteQuad* room) {
   instruction_set().packed_quads.to_quads[static_cast<int>(format)](from, room);
   return room;
 }
@@ -300,7 +300,7 @@ class PackedLayer {
           first(k * kDepthOf<Operand>),
           rows(packed_rows(weight, columns, first,
                            std::min(depth * kDepthOf<Operand>, weight.depth - first))),
-          operands(detail::operands(rows, weight.format, room)),
+          operands(operands_of(rows, weight.format, room)),
           next(numbers_after(weight, columns.panel, first + rows.count)),
           ahead{&next.begin, &next.begin + (next.bytes > 0 ? 1 : 0), next.bytes, 0} {}
     Block(const Block&) = delete;  // its pointers

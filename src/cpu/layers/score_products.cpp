@@ -16,7 +16,7 @@
 
 // The gradients of x [n, E] and weight [V, E] from those of scores g = x weight^T [n, V]:
 //
-//   for each thread, in parallel, its part of the classes, 384 of them at a time:
+//   for each thread, in parallel, its share of the classes, 384 of them at a time:
 //     g [n, 384]                           copied, as floats or as pairs of bfloat16
 //     for each panel of 64 of the E columns:
 //       sums [n, 64] of the thread       += g weight[384, 64]      # cpu/isa/matrix.cpp
@@ -132,7 +132,7 @@ void multiply(const Product<float, BFloat16Pair>& product) {
 /// The tensors of a call; undefined gradients are not wanted.
 struct ScoreGradients {
   const ScoreProduct& product;
-  at::Tensor sums;       // [parts, n, E], or undefined
+  at::Tensor sums;       // [splits, n, E], or undefined
   at::Tensor of_weight;  // [V, E], or undefined
   bool is_first;         // of_weight is overwritten
 };
@@ -141,13 +141,13 @@ struct ScoreGradients {
 template <typename Operand>
 class ScoreClasses {
  public:
-  ScoreClasses(const ScoreGradients& call, const RowOperands<Operand>& x, int64_t part)
+  ScoreClasses(const ScoreGradients& call, const RowOperands<Operand>& x, int64_t split)
       : call_(call),
         x_(x),
         rows_(call.product.x.size(0)),
         width_(call.product.x.size(1)),
         operands_(rows_),
-        sums_(call.sums.defined() ? call.sums.mutable_data_ptr<float>() + part * rows_ * width_
+        sums_(call.sums.defined() ? call.sums.mutable_data_ptr<float>() + split * rows_ * width_
                                   : nullptr),
         of_weight_(call.of_weight.defined() ? call.of_weight.mutable_data_ptr<float>() : nullptr) {}
 
@@ -167,9 +167,10 @@ class ScoreClasses {
   void add_to_sums(int64_t first, int64_t count, const Panel& panel, bool adds) {
     const auto a = operands_.by_classes();
     const auto b = operands_.weight(rows_of(call_.product.weight, first, count, panel));
-    Product<float, Operand> product{
-        rows_,  panel.count, ceil_div(count, kDepthOf<Operand>), a.data, a.row, /*a_column=*/1,
-        b.data, b.row,       sums_ + panel.first,                width_, adds};
+    Product<float, Operand> product{rows_,  panel.count, ceil_div(count, kDepthOf<Operand>),
+                                    a.data, a.row,       /*a_column=*/1,
+                                    b.data, b.row,       sums_ + panel.first,
+                                    width_, adds};
     const bool reads_weight = of_weight_ != nullptr && !call_.is_first;
     multiply_with(product, call_.of_weight, first, reads_weight ? count : 0, panel);
   }
@@ -178,9 +179,10 @@ class ScoreClasses {
     const auto a = operands_.by_rows();
     const auto b = x_.panel(panel);
     auto* c = of_weight_ + first * width_ + panel.first;
-    Product<float, Operand> product{
-        count, panel.count, ceil_div(rows_, kDepthOf<Operand>), a.data, /*a_row=*/1,    a.row,
-        b.data, b.row,      c,                                  width_, !call_.is_first};
+    Product<float, Operand> product{count,  panel.count,    ceil_div(rows_, kDepthOf<Operand>),
+                                    a.data, /*a_row=*/1,    a.row,
+                                    b.data, b.row,          c,
+                                    width_, !call_.is_first};
     const Panel next{panel.first + panel.count,
                      std::min(panel.count, width_ - panel.first - panel.count)};
     multiply_with(product, call_.product.weight, first, next.count > 0 ? count : 0, next);
@@ -210,7 +212,7 @@ class ScoreClasses {
 };
 
 /// The number of threads whose sums of the gradient of x fit, and that have enough classes.
-int64_t parts_of(int64_t rows, int64_t columns, int64_t classes) {
+int64_t splits_of(int64_t rows, int64_t columns, int64_t classes) {
   constexpr int64_t kFewestClasses = 8 * kClassesAtOnce;
   const auto bytes = rows * columns * static_cast<int64_t>(sizeof(float));
   const auto most = std::min(kSumBytes / bytes, classes / kFewestClasses);
@@ -218,14 +220,14 @@ int64_t parts_of(int64_t rows, int64_t columns, int64_t classes) {
 }
 
 template <typename Operand>
-void compute_parts(const ScoreGradients& call, int64_t parts) {
+void compute_splits(const ScoreGradients& call, int64_t splits) {
   const auto classes = call.product.weight.size(0);
-  const auto of_part = round_up(ceil_div(classes, parts), kClassesAtOnce);
+  const auto of_split = round_up(ceil_div(classes, splits), kClassesAtOnce);
   const RowOperands<Operand> x(call.product.x);
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
-    for (auto part = begin; part < end; ++part) {
-      ScoreClasses<Operand>(call, x, part)
-          .compute(std::min(classes, part * of_part), std::min(classes, (part + 1) * of_part));
+  at::parallel_for(0, splits, 1, [&](int64_t begin, int64_t end) {
+    for (auto split = begin; split < end; ++split) {
+      ScoreClasses<Operand>(call, x, split)
+          .compute(std::min(classes, split * of_split), std::min(classes, (split + 1) * of_split));
     }
   });
 }
@@ -236,27 +238,27 @@ bool takes_score_products(const at::Tensor& x, const at::Tensor& weight, int64_t
   constexpr int64_t kFewestRows = 64;  // which are worth the copies
   const auto& set = instruction_set();
   const auto dtype = x.scalar_type();
-  const bool multiplies = dtype == at::kFloat || (dtype == at::kBFloat16 &&
-                                                  set.multiplies_bfloat16 &&
-                                                  !set.has_tile_registers);
+  const bool multiplies =
+      dtype == at::kFloat ||
+      (dtype == at::kBFloat16 && set.multiplies_bfloat16 && !set.has_tile_registers);
   return multiplies && set.vector_bytes >= 64 && blas_properties().foreign_mkl && x.is_cpu() &&
          x.is_contiguous() && weight.is_contiguous() && x.size(1) > 0 &&
          x.size(1) % kColumnMultiple == 0 && rows >= kFewestRows &&
-         parts_of(rows, x.size(1), weight.size(0)) == at::get_num_threads();
+         splits_of(rows, x.size(1), weight.size(0)) == at::get_num_threads();
 }
 
 void add_score_products(const ScoreProduct& product, const at::Tensor& of_x,
                         const at::Tensor& of_weight, bool is_first) {
   const auto rows = product.x.size(0), width = product.x.size(1);
-  const auto parts = std::max<int64_t>(parts_of(rows, width, product.weight.size(0)), 1);
+  const auto splits = std::max<int64_t>(splits_of(rows, width, product.weight.size(0)), 1);
   ScoreGradients call{product, {}, of_weight, is_first};
-  if (of_x.defined()) call.sums = empty_on_cpu({parts, rows, width}, at::kFloat);
+  if (of_x.defined()) call.sums = empty_on_cpu({splits, rows, width}, at::kFloat);
   if (product.x.scalar_type() == at::kFloat) {
-    compute_parts<float>(call, parts);
+    compute_splits<float>(call, splits);
   } else {
-    compute_parts<BFloat16Pair>(call, parts);
+    compute_splits<BFloat16Pair>(call, splits);
   }
-  if (of_x.defined()) of_x.copy_(parts > 1 ? call.sums.sum(0) : call.sums[0]);
+  if (of_x.defined()) of_x.copy_(splits > 1 ? call.sums.sum(0) : call.sums[0]);
 }
 
 }  // namespace heed::detail
