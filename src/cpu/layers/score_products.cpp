@@ -18,7 +18,7 @@
 //
 //   for each thread, in parallel, its share of the classes, 384 of them at a time:
 //     g [n, 384]                           copied, as floats or as pairs of bfloat16
-//     for each panel of 64 of the E columns:
+//     for each panel of 64 of the E columns, in which weight and x are copied too:
 //       sums [n, 64] of the thread       += g weight[384, 64]      # cpu/isa/matrix.cpp
 //       gradient of weight [384, 64]     += g^T x[n, 64]
 //   gradient of x = the sums of all threads
@@ -57,21 +57,35 @@ Rows rows_of(const at::Tensor& matrix, int64_t first, int64_t count, const Panel
   return rows;
 }
 
-/// x as the second operand of a product along the rows: in place, or as pairs.
+void pack_rows(const Rows& rows, float* to) {
+  instruction_set().matrix.of_float.pack(rows, to, kPanelColumns);
+}
+void pack_rows(const Rows& rows, BFloat16Pair* to) {
+  instruction_set().matrix.of_pairs.pack_columns(rows, to, kPanelColumns);
+}
+
+/// x as the second operand of products along the rows: [n, 64] for each panel of columns.
 template <typename Operand>
-struct RowOperands {
-  explicit RowOperands(const at::Tensor& x) : matrix(x) {
-    if constexpr (kDepthOf<Operand> == 2) {
-      const auto rows = x.size(0), width = x.size(1);
-      matrix = empty_on_cpu({ceil_div(rows, int64_t{2}), width}, at::kInt);
-      instruction_set().matrix.of_pairs.pack_columns(
-          rows_of(x, 0, rows, {0, width}), static_cast<Operand*>(matrix.mutable_data_ptr()), width);
+class RowOperands {
+ public:
+  explicit RowOperands(const at::Tensor& x)
+      : rows_(ceil_div(x.size(0), kDepthOf<Operand>)),
+        panels_(
+            empty_on_cpu({ceil_div(x.size(1), kPanelColumns), rows_, kPanelColumns}, at::kInt)) {
+    for (int64_t column = 0; column < x.size(1); column += kPanelColumns) {
+      const Panel panel{column, std::min(kPanelColumns, x.size(1) - column)};
+      pack_rows(rows_of(x, 0, x.size(0), panel), memory() + column * rows_);
     }
   }
   OperandRows<Operand> panel(const Panel& columns) const {
-    return {static_cast<const Operand*>(matrix.const_data_ptr()) + columns.first, matrix.size(1)};
+    return {memory() + columns.first * rows_, kPanelColumns};
   }
-  at::Tensor matrix;
+
+ private:
+  Operand* memory() const { return static_cast<Operand*>(panels_.mutable_data_ptr()); }
+
+  const int64_t rows_;  // in operands
+  const at::Tensor panels_;
 };
 
 /// One thread's copies of g, and the weight's panel beside it.
@@ -81,7 +95,9 @@ class ClassOperands;
 template <>
 class ClassOperands<float> {
  public:
-  explicit ClassOperands(int64_t rows) : scores_(new float[static_cast<size_t>(rows * kRow)]) {}
+  explicit ClassOperands(int64_t rows)
+      : scores_(new float[static_cast<size_t>(rows * kRow)]),
+        weight_(new float[kClassesAtOnce * kPanelColumns]) {}
 
   void copy(const Rows& scores) {
     instruction_set().matrix.of_float.pack(scores, scores_.get(), kRow);
@@ -89,12 +105,13 @@ class ClassOperands<float> {
   OperandRows<float> by_classes() const { return {scores_.get(), kRow}; }
   OperandRows<float> by_rows() const { return by_classes(); }
   OperandRows<float> weight(const Rows& panel) const {
-    return {static_cast<const float*>(panel.data), panel.row_stride};
+    pack_rows(panel, weight_.get());
+    return {weight_.get(), kPanelColumns};
   }
 
  private:
   static constexpr int64_t kRow = kClassesAtOnce + kColumnMultiple;  // no multiple of a page
-  const std::unique_ptr<float[]> scores_;
+  const std::unique_ptr<float[]> scores_, weight_;
 };
 
 template <>
@@ -112,7 +129,7 @@ class ClassOperands<BFloat16Pair> {
   OperandRows<BFloat16Pair> by_classes() const { return {by_classes_.get(), kRow}; }
   OperandRows<BFloat16Pair> by_rows() const { return {by_rows_.get(), kClassesAtOnce}; }
   OperandRows<BFloat16Pair> weight(const Rows& panel) const {
-    kernels_.pack_columns(panel, weight_.get(), kPanelColumns);
+    pack_rows(panel, weight_.get());
     return {weight_.get(), kPanelColumns};
   }
 
