@@ -10,6 +10,7 @@
 
 #include "core/ceil_div.h"
 #include "core/direct.h"
+#include "core/plain.h"
 #include "cpu/capability.h"
 #include "cpu/isa/matrix.h"
 #include "cpu/tensor_rows.h"
@@ -258,8 +259,8 @@ bool takes_score_products(const at::Tensor& x, const at::Tensor& weight, int64_t
   const bool multiplies =
       dtype == at::kFloat ||
       (dtype == at::kBFloat16 && set.multiplies_bfloat16 && !set.has_tile_registers);
-  return multiplies && set.vector_bytes >= 64 && blas_properties().foreign_mkl && x.is_cpu() &&
-         x.is_contiguous() && weight.is_contiguous() && x.size(1) > 0 &&
+  return multiplies && set.vector_bytes >= 64 && blas_properties().foreign_mkl && is_plain(x) &&
+         is_plain(weight) && x.is_contiguous() && weight.is_contiguous() && x.size(1) > 0 &&
          x.size(1) % kColumnMultiple == 0 && rows >= kFewestRows &&
          splits_of(rows, x.size(1), weight.size(0)) == at::get_num_threads();
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_make_dual.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/_unpack_dual.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
@@ -129,6 +130,21 @@ TEST(LinearCrossEntropy, TakesManyClasses) {
         expect_definition(c, dtype, 8 * tolerance_of(dtype));
       }
     }
+  }
+}
+
+/// Numbers whose sign is a bit of the tensor lie in memory with the other sign.
+TEST(LinearCrossEntropy, TakesManyClassesOfNegatedTensors) {
+  torch::manual_seed(moved(21));
+  const auto c = converted(make_case({200, 6200, 32}, false), at::kFloat);
+  const auto expected = torch::autograd::grad({loss(c)}, {c.x, c.weight});
+  for (const bool of_weight : {false, true}) {
+    auto own = c;
+    auto& negated = of_weight ? own.weight : own.x;
+    negated = at::_neg_view(-negated.detach()).requires_grad_();
+    ASSERT_TRUE(negated.is_neg());
+    const auto found = torch::autograd::grad({loss(own)}, {own.x, own.weight});
+    EXPECT_TRUE(are_alike(found, expected, 8 * tolerance_of(at::kFloat)));
   }
 }
 
