@@ -205,10 +205,11 @@ void BlockLayout::make_query_tasks() {
 /// Threads wait for each other when they take a task, about as long as a block of 32 queries and
 /// keys takes. So a task has several blocks that are small.
 int64_t BlockLayout::blocks_of_small_task() const {
-  constexpr double kMultiplyAdds = 1 << 20;
+  constexpr double kMultiplyAdds = 1 << 20, kMostBlocks = 16;
   const auto columns = problem_.head_dim() + problem_.value_head_dim();
   const auto of_block = multiply_adds(problem_, columns) / static_cast<double>(blocks());
-  return static_cast<int64_t>(std::clamp(kMultiplyAdds / std::max(of_block, 1.0), 1.0, 16.0));
+  return static_cast<int64_t>(
+      std::clamp(kMultiplyAdds / std::max(of_block, 1.0), 1.0, kMostBlocks));
 }
 
 double BlockLayout::uses_of_keys() const {

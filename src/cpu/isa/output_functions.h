@@ -12,14 +12,13 @@
 ///   silu           x sigmoid(x)
 ///
 /// If Short, results have an error of at most 1.2e-3 of themselves, about a quarter of the smallest
-/// distance of neighbors in bfloat16, to which they are rounded then; sigmoids are then of powers
-/// of
-/// 2. The multiply units bound all of them: a vector of gelu takes 22 multiplications and a
-/// division, or 10 if Short.
+/// distance of neighbors in bfloat16, to which they are rounded then, and sigmoids are computed
+/// from powers of two. The multiply units bound all of them: a vector of gelu takes 22
+/// multiplications and a division, or 10 if Short.
 
 namespace heed::detail::HEED_ISA {
 
-/// The base of times_sigmoid: its argument is log2(e) times as large if Short.
+/// The unit of times_sigmoid's argument, which is an exponent of 2 if Short, else of e.
 template <bool Short>
 constexpr float kSigmoidUnit = Short ? kLog2OfE : 1;
 

@@ -38,13 +38,6 @@ constexpr int64_t kPanelColumns = 64;
 constexpr int64_t kSumBytes = int64_t{8} << 20;  // of all threads together
 static_assert(kClassesAtOnce % (2 * kMicroRows) == 0);
 
-/// A matrix whose row r begins at data + r * row.
-template <typename Operand>
-struct OperandRows {
-  const Operand* data;
-  int64_t row;
-};
-
 /// Some columns of an operand.
 struct Panel {
   int64_t first, count;
@@ -78,9 +71,7 @@ class RowOperands {
       pack_rows(rows_of(x, 0, x.size(0), panel), memory() + column * rows_);
     }
   }
-  OperandRows<Operand> panel(const Panel& columns) const {
-    return {memory() + columns.first * rows_, kPanelColumns};
-  }
+  const Operand* panel(const Panel& columns) const { return memory() + columns.first * rows_; }
 
  private:
   Operand* memory() const { return static_cast<Operand*>(panels_.mutable_data_ptr()); }
@@ -103,15 +94,18 @@ class ClassOperands<float> {
   void copy(const Rows& scores) {
     instruction_set().matrix.of_float.pack(scores, scores_.get(), kRow);
   }
-  OperandRows<float> by_classes() const { return {scores_.get(), kRow}; }
-  OperandRows<float> by_rows() const { return by_classes(); }
-  OperandRows<float> weight(const Rows& panel) const {
+  const float* by_classes() const { return scores_.get(); }
+  const float* by_rows() const { return scores_.get(); }
+  const float* weight(const Rows& panel) const {
     pack_rows(panel, weight_.get());
-    return {weight_.get(), kPanelColumns};
+    return weight_.get();
   }
 
- private:
+  // The distances of rows.
   static constexpr int64_t kRow = kClassesAtOnce + kColumnMultiple;  // no multiple of a page
+  static constexpr int64_t kRowByRows = kRow;
+
+ private:
   const std::unique_ptr<float[]> scores_, weight_;
 };
 
@@ -125,17 +119,19 @@ class ClassOperands<BFloat16Pair> {
 
   void copy(const Rows& scores) {
     kernels_.pack(scores, by_classes_.get(), kRow);
-    kernels_.pack_columns(scores, by_rows_.get(), kClassesAtOnce);
+    kernels_.pack_columns(scores, by_rows_.get(), kRowByRows);
   }
-  OperandRows<BFloat16Pair> by_classes() const { return {by_classes_.get(), kRow}; }
-  OperandRows<BFloat16Pair> by_rows() const { return {by_rows_.get(), kClassesAtOnce}; }
-  OperandRows<BFloat16Pair> weight(const Rows& panel) const {
+  const BFloat16Pair* by_classes() const { return by_classes_.get(); }
+  const BFloat16Pair* by_rows() const { return by_rows_.get(); }
+  const BFloat16Pair* weight(const Rows& panel) const {
     pack_rows(panel, weight_.get());
-    return {weight_.get(), kPanelColumns};
+    return weight_.get();
   }
 
- private:
   static constexpr int64_t kRow = kClassesAtOnce / 2 + kColumnMultiple;
+  static constexpr int64_t kRowByRows = kClassesAtOnce;
+
+ private:
   const PairKernels& kernels_ = instruction_set().matrix.of_pairs;
   const std::unique_ptr<BFloat16Pair[]> by_classes_, by_rows_, weight_;
 };
@@ -183,27 +179,37 @@ class ScoreClasses {
 
  private:
   void add_to_sums(int64_t first, int64_t count, const Panel& panel, bool adds) {
-    const auto a = operands_.by_classes();
-    const auto b = operands_.weight(rows_of(call_.product.weight, first, count, panel));
-    Product<float, Operand> product{rows_,  panel.count, ceil_div(count, kDepthOf<Operand>),
-                                    a.data, a.row,       /*a_column=*/1,
-                                    b.data, b.row,       sums_ + panel.first,
-                                    width_, adds};
-    const bool reads_weight = of_weight_ != nullptr && !call_.is_first;
-    multiply_with(product, call_.of_weight, first, reads_weight ? count : 0, panel);
+    const auto* b = operands_.weight(rows_of(call_.product.weight, first, count, panel));
+    Product<float, Operand> product{rows_,
+                                    panel.count,
+                                    ceil_div(count, kDepthOf<Operand>),
+                                    operands_.by_classes(),
+                                    ClassOperands<Operand>::kRow,
+                                    /*a_column=*/1,
+                                    b,
+                                    kPanelColumns,
+                                    sums_ + panel.first,
+                                    width_,
+                                    adds};
+    const bool reads_gradient = of_weight_ != nullptr && !call_.is_first;
+    multiply_with(product, call_.of_weight, first, reads_gradient ? count : 0, panel);
   }
 
   void add_to_weight(int64_t first, int64_t count, const Panel& panel) {
-    const auto a = operands_.by_rows();
-    const auto b = x_.panel(panel);
-    auto* c = of_weight_ + first * width_ + panel.first;
-    Product<float, Operand> product{count,  panel.count,    ceil_div(rows_, kDepthOf<Operand>),
-                                    a.data, /*a_row=*/1,    a.row,
-                                    b.data, b.row,          c,
-                                    width_, !call_.is_first};
-    const Panel next{panel.first + panel.count,
-                     std::min(panel.count, width_ - panel.first - panel.count)};
-    multiply_with(product, call_.product.weight, first, next.count > 0 ? count : 0, next);
+    Product<float, Operand> product{count,
+                                    panel.count,
+                                    ceil_div(rows_, kDepthOf<Operand>),
+                                    operands_.by_rows(),
+                                    /*a_row=*/1,
+                                    ClassOperands<Operand>::kRowByRows,
+                                    x_.panel(panel),
+                                    kPanelColumns,
+                                    of_weight_ + first * width_ + panel.first,
+                                    width_,
+                                    !call_.is_first};
+    const auto next = panel.first + panel.count;
+    const Panel columns{next, std::min(panel.count, width_ - next)};
+    multiply_with(product, call_.product.weight, first, columns.count > 0 ? count : 0, columns);
   }
 
   /// Multiplies, and prefetches `count` rows of a matrix meanwhile.

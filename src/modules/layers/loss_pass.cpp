@@ -122,8 +122,7 @@ class RowPass {
   LossPass compute() {
     const auto count = rows_.targets.size(0), rows = rows_of_block(count);
     is_one_block_ = count > 0 && count <= rows;
-    by_classes_ = call_.x.is_cpu() && has_kernels() && (wanted_[0] || wanted_[1]) &&
-                  takes_score_products(call_.x, call_.weight, rows);
+    by_classes_ = (wanted_[0] || wanted_[1]) && takes_score_products(call_.x, call_.weight, rows);
     allocate(count);
     for (int64_t first = 0; first < count; first += rows) {
       compute_block(first, std::min(rows, count - first));
